@@ -1,0 +1,1 @@
+"""Attention over the paged KV pool: the contract, the torch reference, the prefill/decode pair."""

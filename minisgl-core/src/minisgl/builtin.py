@@ -1,0 +1,121 @@
+"""The core's own backends, registered by the same road as everyone else's."""
+
+from __future__ import annotations
+
+from minisgl.plugin.spec import PLUGIN_API, BackendSpec
+
+# attention
+TORCH_ATTENTION = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.attention.torch_backend:TorchAttentionBackend",
+    summary="PyTorch reference, any device",
+)
+
+# prefix caches
+RADIX_CACHE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.kvcache.radix:RadixCache",
+    summary="radix tree with LRU eviction",
+)
+NAIVE_CACHE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.kvcache.naive:NaiveCache",
+    summary="no prefix is ever shared",
+)
+
+# mixture of experts
+TORCH_MOE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.moe.torch_backend:TorchMoEBackend",
+    summary="PyTorch reference, tokens grouped by expert",
+)
+
+# kernel sets
+TORCH_KERNELS = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.ops.torch_set:TorchKernelSet",
+    summary="PyTorch reference of every op",
+)
+
+# collectives
+TORCH_COMM = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.distributed.torch_comm:build_communicator",
+    summary="torch.distributed: gloo on a CPU, NCCL on GPUs",
+)
+
+# schedule policies
+FCFS_POLICY = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.scheduler.policy:FcfsPolicy",
+    summary="first come, first served",
+)
+LPM_POLICY = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.scheduler.policy:LpmPolicy",
+    summary="longest cached prefix first",
+)
+PRIORITY_POLICY = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.scheduler.policy:PriorityPolicy",
+    summary="highest priority first",
+)
+
+# model sources
+LOCAL_SOURCE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.weights.local:LocalSource",
+    summary="folder with config.json and safetensors",
+)
+GGUF_SOURCE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.weights.gguf:GGUFSource",
+    summary="one .gguf file",
+)
+HUB_SOURCE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.weights.hub:HubSource",
+    summary="Hugging Face hub id",
+)
+MODELSCOPE_SOURCE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.weights.modelscope:ModelScopeSource",
+    summary="ModelScope id (extra: modelscope)",
+)
+DEMO_SOURCE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.weights.demo:DemoSource",
+    summary="SmolLM2-135M-Instruct, the model of the examples",
+)
+
+# model architectures
+LLAMA = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.models.llama:LlamaForCausalLM",
+    summary="Llama 2 and 3.x, and what shares its code",
+)
+MISTRAL = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.models.mistral:MistralForCausalLM",
+    summary="Mistral",
+)
+QWEN2 = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.models.qwen2:Qwen2ForCausalLM",
+    summary="Qwen2 and Qwen2.5",
+)
+QWEN3 = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.models.qwen3:Qwen3ForCausalLM",
+    summary="Qwen3",
+)
+QWEN3_MOE = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.models.qwen3_moe:Qwen3MoeForCausalLM",
+    summary="Qwen3-MoE",
+)
+MIXTRAL = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.models.mixtral:MixtralForCausalLM",
+    summary="Mixtral",
+)

@@ -1,0 +1,1 @@
+"""The settings tree: the one source of flags, environment variables, file keys and help."""

@@ -1,0 +1,1 @@
+"""Collectives: the contract and torch.distributed."""

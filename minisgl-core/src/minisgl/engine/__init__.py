@@ -1,0 +1,1 @@
+"""Computes: model, KV pool, graphs, sampler."""

@@ -1,0 +1,35 @@
+"""The errors that minisgl raises on purpose; everything else that escapes is a bug."""
+
+from __future__ import annotations
+
+
+class MinisglError(Exception):
+    """Base of every error that minisgl raises on purpose."""
+
+
+class SettingsError(MinisglError, ValueError):
+    """A flag, environment variable or file key has a value that is not allowed."""
+
+
+class RequestError(MinisglError, ValueError):
+    """One request asks for something that cannot be done; other requests are not affected."""
+
+
+class PluginError(MinisglError):
+    """A backend that was asked for is missing, broken, ambiguous or for another plugin API."""
+
+
+class ModelError(MinisglError):
+    """A model cannot be run: unknown architecture, unsupported option, damaged or missing weights."""
+
+
+class CapacityError(MinisglError):
+    """There is not enough room, and nothing was changed."""
+
+
+class ProtocolError(MinisglError):
+    """A message from another process is malformed or of an unregistered type."""
+
+
+class IntegrityError(MinisglError, AssertionError):
+    """The books do not add up, such as a page freed twice: a bug in whoever made the call."""

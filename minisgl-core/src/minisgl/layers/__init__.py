@@ -1,0 +1,1 @@
+"""Parameter-holding ops that models are made of."""

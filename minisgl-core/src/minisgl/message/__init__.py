@@ -1,0 +1,1 @@
+"""The messages between processes, their codec and ZMQ queues."""

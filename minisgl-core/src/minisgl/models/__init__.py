@@ -1,0 +1,1 @@
+"""Model architectures and the configuration that they share."""

@@ -1,0 +1,1 @@
+"""Mixture of experts: the contract and its torch reference."""

@@ -1,0 +1,1 @@
+"""How installed distributions offer backends (entry points) and take part (hooks)."""

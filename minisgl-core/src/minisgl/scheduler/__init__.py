@@ -1,0 +1,1 @@
+"""Decides: admission, prefill chunks, the decode set, page tables, results."""

@@ -1,0 +1,1 @@
+"""Conformance suites that any backend can be run against."""

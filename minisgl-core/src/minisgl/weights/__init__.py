@@ -1,0 +1,1 @@
+"""Finding a model and streaming its weights."""
