@@ -1,0 +1,92 @@
+"""What the scheduler needs of an engine; a fake one drives the scheduler in tests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from minisgl.core import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Sizes that the engine settled at start; the same on every rank.
+
+    Attributes:
+        num_pages: Pages that requests can use.
+        page_size: Tokens of a page.
+        max_running_reqs: Rows of the page table.
+        max_seq_len: Most tokens of a request, prompt and output together.
+        vocab_size: Token ids are below this.
+        eos_token_ids: Every id that ends a sequence, from all sources.
+    """
+
+    num_pages: int
+    page_size: int
+    max_running_reqs: int
+    max_seq_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the model's own distribution at one sampled position.
+
+    That is before penalties, bias, temperature and filters, so a token that these forced may be
+    unlikely here.
+
+    Attributes:
+        token_id: The sampled token.
+        logprob: Its natural log-probability.
+        top_ids: The likeliest tokens, likeliest first; as many as were asked for.
+        top_logprobs: Their log-probabilities.
+    """
+
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step made, on the host.
+
+    Attributes:
+        token_ids: ``[num_sampled]`` int32; one per request that samples, in request order.
+        logprobs: Row in ``token_ids`` to log-probabilities, for the requests that asked.
+    """
+
+    token_ids: np.ndarray
+    logprobs: dict[int, TokenLogprobs]
+
+
+class ForwardOutput(ABC):
+    """A launched step."""
+
+    @abstractmethod
+    def wait(self) -> StepResult:
+        """Wait until the step has run and return its result; may be called once."""
+
+
+class StepEngine(ABC):
+    """An engine as the scheduler sees it.
+
+    Steps run in the order in which they are launched, and each sees the tokens that the earlier
+    ones sampled: a decode step reads its input from the device-side token pool, so that it can be
+    launched before the host has seen the token.
+    """
+
+    limits: EngineLimits
+
+    @abstractmethod
+    def forward_batch(self, batch: Batch) -> ForwardOutput:
+        """Launch one step.
+
+        ``batch.reqs``, ``phase``, ``is_sampled`` and ``host`` are set by the caller. Of a prefill
+        request the tokens ``cached_len … device_len`` are taken from the host; of a decode request
+        the newest one from the token pool. The caller accounts (``complete_one``) afterwards.
+        """

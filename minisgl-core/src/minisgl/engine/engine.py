@@ -1,0 +1,213 @@
+"""The engine: runs the model over a batch the scheduler has made, and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from minisgl.core import Batch, Context, Req, SamplingParams, StepArrays
+from minisgl.device import Stream
+from minisgl.engine.contract import EngineLimits, ForwardOutput, StepEngine
+from minisgl.engine.edits import edit_logits
+from minisgl.engine.graph import GraphKey, GraphRunner, StepOutput
+from minisgl.engine.inputs import StepInputs, StepTensors
+from minisgl.engine.logprobs import PendingLogprobs
+from minisgl.engine.outputs import OutputRing
+from minisgl.engine.row_params import RowParams
+from minisgl.models.contract import Model
+from minisgl.ops.contract import SamplingInputs
+
+LogitsProcessor = Callable[[torch.Tensor, list[Req]], torch.Tensor]
+"""Takes ``[num_rows, vocab_size]`` float32 logits, which it may change, and their requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is assembled from.
+
+    Attributes:
+        device: Where it computes.
+        model: Loaded and finalized.
+        context: Filled.
+        limits: Sizes, the same on all ranks.
+        base_seed: Makes unseeded requests differ between engines; the same on all ranks.
+        graph_sizes: Ascending decode batch sizes to capture.
+        logits_processors: From hooks; applied to every row, in order.
+    """
+
+    device: torch.device
+    model: Model
+    context: Context
+    limits: EngineLimits
+    base_seed: int
+    graph_sizes: tuple[int, ...] = ()
+    logits_processors: tuple[LogitsProcessor, ...] = field(default=())
+
+
+class Engine(StepEngine):
+    """Computes steps, in order, on one stream of one device."""
+
+    def __init__(self, parts: EngineParts, show_progress: bool = False) -> None:
+        """Allocate buffers, capture graphs and warm up.
+
+        Args:
+            parts: What to assemble.
+            show_progress: Whether to show a bar while graphs are captured.
+        """
+        self.limits = parts.limits
+        self.device = parts.device
+        self._parts = parts
+        self._ctx = parts.context
+        self._model = parts.model
+        num_rows = parts.limits.max_running_reqs
+        self._params = RowParams(
+            num_rows, parts.limits.vocab_size, parts.base_seed, bool(parts.logits_processors)
+        )
+        self._stream = Stream(parts.device)
+        self._flat_pool = self._ctx.token_pool.view(-1)
+        self._outputs = OutputRing(num_rows, parts.device)
+        self._graphs = GraphRunner(parts.graph_sizes)
+        with torch.inference_mode(), self._stream.activate():
+            self._inputs = StepInputs(self._ctx, self._params, num_rows)
+            self._warm_up()
+            self._capture(show_progress)
+        self._stream.synchronize()
+
+    def forward_batch(self, batch: Batch) -> ForwardOutput:
+        """Launch one step; see `StepEngine.forward_batch`."""
+        with torch.inference_mode(), self._stream.activate():
+            return self._prefill(batch) if batch.is_prefill else self._decode(batch)
+
+    def _prefill(self, batch: Batch) -> ForwardOutput:
+        """Compute prompt tokens; sample for the requests whose prompt ends here."""
+        host = batch.host
+        assert host is not None, "the scheduler sets batch.host"
+        for req, is_sampled in zip(batch.reqs, batch.is_sampled, strict=True):
+            if is_sampled:
+                self._params.admit(req)
+        sampled = np.flatnonzero(batch.is_sampled)
+        reqs = [batch.reqs[i] for i in sampled]
+        rows, seq_lens = host.table_idx[sampled], host.seq_lens[sampled]
+        tensors = self._inputs.load_prefill(batch)
+        self._flat_pool.index_copy_(0, tensors.token_loc, _tensor(batch.input_ids))
+        self._ctx.attn_backend.prepare_metadata(batch)
+        with self._ctx.forward_batch(batch):
+            logits = self._model.forward()  # [num_sampled, vocab_size]
+        if not reqs:
+            return self._outputs.launch(logits.new_empty(0, dtype=torch.int32), None)
+        is_all_greedy = self._params.is_all_greedy(rows)
+        if not self._params.has_edits(rows, seq_lens):
+            tokens = self._sample(logits, tensors, is_all_greedy)
+            return self._outputs.launch(tokens, None)
+        return self._sample_edited(logits, tensors, reqs, seq_lens, newest=None)
+
+    def _decode(self, batch: Batch) -> ForwardOutput:
+        """Compute one token of each request, from a graph where one fits."""
+        host = batch.host
+        assert host is not None, "the scheduler sets batch.host"
+        rows, n = host.table_idx, batch.size
+        is_all_greedy = self._params.is_all_greedy(rows)
+        has_edits = self._params.has_edits(rows, host.seq_lens)
+        size = self._graphs.padded_size(n)
+        tensors = self._inputs.load_decode(batch, n if size is None else size)
+        if size is None:
+            self._ctx.attn_backend.prepare_metadata(batch)
+            output = self._decode_step(batch, tensors, is_all_greedy)
+        else:
+            self._ctx.attn_backend.prepare_for_replay(batch)
+            output = self._graphs.replay(GraphKey(size, is_all_greedy))
+        if not has_edits:
+            return self._outputs.launch(output.tokens[:n], None)
+        # Sampling was part of the step; do it again on edited logits and overwrite the tokens.
+        newest = self._flat_pool[tensors.token_loc[:n]]
+        return self._sample_edited(output.logits[:n], tensors, batch.reqs, host.seq_lens, newest)
+
+    def _decode_step(
+        self, batch: Batch, tensors: StepTensors, is_all_greedy: bool
+    ) -> StepOutput:
+        """From the input tokens in the pool to the sampled ones in the pool; capturable."""
+        batch.input_ids = self._flat_pool.index_select(0, tensors.token_loc)
+        with self._ctx.forward_batch(batch):
+            logits = self._model.forward()  # [padded_size, vocab_size]
+        return StepOutput(logits, self._sample(logits, tensors, is_all_greedy))
+
+    def _sample(
+        self, logits: torch.Tensor, tensors: StepTensors, is_all_greedy: bool
+    ) -> torch.Tensor:
+        """Sample every row and write the tokens to the pool."""
+        tokens = self._ctx.kernels.sample(logits, tensors.sampling, is_all_greedy)
+        self._flat_pool.index_copy_(0, tensors.write_loc, tokens)
+        return tokens
+
+    def _sample_edited(
+        self,
+        logits: torch.Tensor,
+        tensors: StepTensors,
+        reqs: list[Req],
+        seq_lens: np.ndarray,
+        newest: torch.Tensor | None,
+    ) -> ForwardOutput:
+        """Sample with penalties, bias, processors and log-probabilities."""
+        n = len(reqs)
+        edited = edit_logits(logits, reqs, seq_lens, newest, self.limits.eos_token_ids)
+        for processor in self._parts.logits_processors:
+            edited = processor(edited, reqs)
+        inputs = SamplingInputs(*(t[:n] for t in tensors.sampling))
+        tokens = self._ctx.kernels.sample(edited, inputs, False)
+        self._flat_pool.index_copy_(0, tensors.write_loc[:n], tokens)
+        return self._outputs.launch(tokens, PendingLogprobs(logits, tokens, reqs))
+
+    def _capture(self, show_progress: bool) -> None:
+        """Capture every decode graph, largest first so that their memory is shared."""
+        if not self._graphs.sizes:
+            return
+        self._ctx.attn_backend.init_graph(self._graphs.sizes[-1])
+        keys = [
+            GraphKey(size, greedy) for size in reversed(self._graphs.sizes) for greedy in (True, False)
+        ]
+        for key in tqdm(keys, desc="capturing graphs", disable=not show_progress, leave=False):
+            batch = Batch(reqs=[], phase="decode")
+            slot = self._inputs.load_dummy(key.size)
+            self._inputs.attach(batch, slot)
+            self._ctx.attn_backend.prepare_for_capture(batch)
+            step = partial(self._decode_step, batch, slot.tensors, key.is_all_greedy)
+            self._graphs.capture(key, step, self.device)
+
+    def _warm_up(self) -> None:
+        """Run each kind of step once on the dummy page, so that no user waits for a compile."""
+        limits = self.limits
+        num_tokens = min(16, limits.max_seq_len - 1)
+        params = SamplingParams(temperature=1.0, seed=0)
+        req = Req(-1, np.zeros(num_tokens, np.int32), num_tokens + 1, params)
+        req.table_idx = limits.max_running_reqs
+        none = np.empty(0, np.int32)
+        max_pages = self._ctx.page_table.shape[1]
+        dummy_table = np.full((req.table_idx + 1, max_pages), self._ctx.kv_pool.dummy_page, np.int32)
+
+        def arrays(cached_len: int, seq_len: int) -> StepArrays:
+            row = np.array([req.table_idx], np.int32)
+            cached, total = (np.array([v], np.int32) for v in (cached_len, seq_len))
+            return StepArrays(row, cached, total, none, none, none, dummy_table)
+
+        batch = Batch([req], "prefill", [True], arrays(0, num_tokens))
+        self._prefill(batch).wait()
+        self._decode_eagerly(Batch([req], "decode", [], arrays(num_tokens - 1, num_tokens)))
+        self._params.reset(req.table_idx)
+
+    def _decode_eagerly(self, batch: Batch) -> None:
+        """Run one decode step without a graph, greedy and sampled."""
+        tensors = self._inputs.load_decode(batch, batch.size)
+        self._ctx.attn_backend.prepare_metadata(batch)
+        for is_all_greedy in (True, False):
+            self._decode_step(batch, tensors, is_all_greedy)
+
+
+def _tensor(value: torch.Tensor | None) -> torch.Tensor:
+    """Narrow a batch field that has been filled."""
+    assert value is not None, "batch field is not filled"
+    return value

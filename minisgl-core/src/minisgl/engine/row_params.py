@@ -1,0 +1,112 @@
+"""Sampling parameters by page-table row, as host arrays that a step gathers from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from minisgl.core import Req
+from minisgl.engine.packed import Field
+from minisgl.ops.contract import SamplingInputs
+
+_INT32_MAX = 2**31 - 1
+_PARAM_DTYPES = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seeds": torch.int64,
+}
+
+
+class RowParams:
+    """What each running request wants of the sampler.
+
+    Written when a request is first computed, read by every step. The row behind the last is for
+    padding: greedy.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, base_seed: int, is_always_edited: bool):
+        """Make room.
+
+        Args:
+            num_rows: Rows of the page table.
+            vocab_size: What a ``top_k`` of -1 becomes.
+            base_seed: Seeds of requests without one are derived from it and their uid; the same
+                on every rank, another in every engine.
+            is_always_edited: Every row takes the path that edits logits (a logits processor is
+                installed).
+        """
+        size = num_rows + 1
+        self._vocab_size = vocab_size
+        self._base_seed = base_seed
+        self._is_always_edited = is_always_edited
+        self._arrays = {
+            "temperature": np.zeros(size, np.float32),
+            "top_k": np.full(size, vocab_size, np.int32),
+            "top_p": np.ones(size, np.float32),
+            "min_p": np.zeros(size, np.float32),
+            "seeds": np.zeros(size, np.int64),
+        }
+        # A row needs its logits edited, or its log-probabilities taken, below this seq_len.
+        self._edited_below = np.zeros(size, np.int32)
+
+    def admit(self, req: Req) -> None:
+        """Take the parameters of a request whose row is ``req.table_idx``."""
+        params, row = req.sampling_params, req.table_idx
+        arrays = self._arrays
+        arrays["temperature"][row] = 0.0 if params.is_greedy else params.temperature
+        arrays["top_k"][row] = self._vocab_size if params.top_k == -1 else params.top_k
+        arrays["top_p"][row] = params.top_p
+        arrays["min_p"][row] = params.min_p
+        seed = _mix(self._base_seed, req.uid) if params.seed is None else params.seed
+        arrays["seeds"][row] = np.uint64(seed % 2**64).astype(np.int64)
+        self._edited_below[row] = self._edit_limit(req)
+
+    def reset(self, row: int) -> None:
+        """Make a row a padding row again: greedy, unedited."""
+        self._arrays["temperature"][row] = 0.0
+        self._edited_below[row] = 0
+
+    def gather(self, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        """Write the parameters of ``rows`` to the arrays of the same names in ``out``."""
+        for name, array in self._arrays.items():
+            array.take(rows, out=out[name], mode="clip")  # "raise" would buffer the output
+
+    def is_all_greedy(self, rows: np.ndarray) -> bool:
+        """Return whether every one of ``rows`` is greedy."""
+        return not self._arrays["temperature"][rows].any()
+
+    def has_edits(self, rows: np.ndarray, seq_lens: np.ndarray) -> bool:
+        """Return whether any of ``rows`` needs more than `sample` on the plain logits."""
+        return bool((seq_lens < self._edited_below[rows]).any())
+
+    def _edit_limit(self, req: Req) -> int:
+        """Return the seq_len from which on the plain logits do for ``req``."""
+        params = req.sampling_params
+        is_edited = (
+            self._is_always_edited
+            or params.has_penalties
+            or bool(params.logit_bias)
+            or params.logprobs is not None
+        )
+        return _INT32_MAX if is_edited else req.prompt_len + params.min_tokens
+
+
+def param_fields(num_rows: int) -> list[Field]:
+    """Return the packed fields that `RowParams.gather` fills."""
+    return [Field(name, dtype, num_rows) for name, dtype in _PARAM_DTYPES.items()]
+
+
+def sampling_inputs(views: dict[str, torch.Tensor], positions: torch.Tensor) -> SamplingInputs:
+    """Make the sampler's inputs from a step's device views."""
+    return SamplingInputs(positions=positions, **{name: views[name] for name in _PARAM_DTYPES})
+
+
+def _mix(seed: int, uid: int) -> int:
+    """Derive a 64-bit seed: the splitmix64 finaliser of Steele et al., OOPSLA 2014."""
+    mask = 2**64 - 1
+    z = (seed + (uid + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
