@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from minisgl.plugin.spec import PLUGIN_API, BackendSpec
+from importlib.util import find_spec
+
+from minisgl.plugin.spec import PLUGIN_API, Availability, BackendSpec, Probe, ProbeContext
+
+
+def _with_priority(priority: int) -> Probe:
+    """Make the probe of a backend that always works, for kinds that have several of those."""
+
+    def probe(context: ProbeContext) -> Availability:
+        del context
+        return Availability(ok=True, priority=priority)
+
+    return probe
+
+
+def _has_modelscope(context: ProbeContext) -> Availability:
+    """Report whether the optional library is installed."""
+    del context
+    if find_spec("modelscope") is None:
+        return Availability(ok=False, reason="pip install 'minisgl-core[modelscope]'")
+    return Availability(ok=True)
+
 
 # attention
 TORCH_ATTENTION = BackendSpec(
@@ -16,6 +37,7 @@ RADIX_CACHE = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.kvcache.radix:RadixCache",
     summary="radix tree with LRU eviction",
+    probe=_with_priority(10),
 )
 NAIVE_CACHE = BackendSpec(
     api=PLUGIN_API,
@@ -49,6 +71,7 @@ FCFS_POLICY = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.scheduler.policy:FcfsPolicy",
     summary="first come, first served",
+    probe=_with_priority(10),
 )
 LPM_POLICY = BackendSpec(
     api=PLUGIN_API,
@@ -66,26 +89,32 @@ LOCAL_SOURCE = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.weights.local:LocalSource",
     summary="folder with config.json and safetensors",
+    probe=_with_priority(20),
 )
 GGUF_SOURCE = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.weights.gguf:GGUFSource",
     summary="one .gguf file",
+    probe=_with_priority(30),
 )
 HUB_SOURCE = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.weights.hub:HubSource",
     summary="Hugging Face hub id",
+    aliases=("huggingface", "hf"),
+    probe=_with_priority(10),
 )
 MODELSCOPE_SOURCE = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.weights.modelscope:ModelScopeSource",
     summary="ModelScope id (extra: modelscope)",
+    probe=_has_modelscope,
 )
 DEMO_SOURCE = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.weights.demo:DemoSource",
     summary="SmolLM2-135M-Instruct, the model of the examples",
+    probe=_with_priority(40),
 )
 
 # model architectures

@@ -57,6 +57,7 @@ class ProbeContext:
         page_size: KV page size in tokens that the user asked for, or ``None``.
         tp_size: Number of tensor-parallel ranks.
         has_sliding_window: Whether any layer of the model has a sliding window.
+        phase: For attention, the phase that ``auto`` chooses for; ``None`` when asked in general.
     """
 
     device: str = "cpu"
@@ -68,6 +69,8 @@ class ProbeContext:
     page_size: int | None = None
     tp_size: int = 1
     has_sliding_window: bool = False
+    needs_graph_capture: bool = False
+    phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,15 @@ class Availability:
         ok: Whether the backend would work.
         reason: Why not, and what would help; or, when ``ok``, why this priority.
         priority: ``auto`` picks the available backend with the highest one. The torch references
-            have 0.
+            have 0. It may differ by ``ProbeContext.phase``.
+        capabilities: For attention, what it can do on this machine, where that depends on what is
+            installed; ``None`` leaves those of the spec.
     """
 
     ok: bool
     reason: str = ""
     priority: int = 0
+    capabilities: Capabilities | None = None
 
 
 Probe = Callable[[ProbeContext], Availability]
