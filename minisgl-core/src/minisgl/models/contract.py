@@ -31,6 +31,7 @@ class ModelBuild:
         device: Where parameters live.
         kernels: The op table; layers keep the ops that they call.
         comm: Collectives of the tensor-parallel group.
+        max_seq_len: Positions that the model has to know; ``None`` for those of its context.
     """
 
     config: ModelConfig
@@ -38,6 +39,11 @@ class ModelBuild:
     device: torch.device
     kernels: KernelTable
     comm: Communicator
+    max_seq_len: int | None = None
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """Allocate a parameter, uninitialised."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 class Model(BaseOP):

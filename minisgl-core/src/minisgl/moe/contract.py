@@ -42,9 +42,9 @@ class MoEConfig:
 class MoEBackend(ABC):
     """Routes tokens to experts and sums what the experts make of them.
 
-    ``factory(config: MoEConfig) -> MoEBackend``. Experts are SwiGLU: ``down(silu(gate(x)) * up(x))``.
-    With tensor parallelism each rank holds a slice of the intermediate dimension and the layer
-    all-reduces the result.
+    ``factory(config: MoEConfig) -> MoEBackend``. Experts are SwiGLU:
+    ``down(silu(gate(x)) * up(x))``. With tensor parallelism each rank holds a slice of the
+    intermediate dimension and the layer all-reduces the result.
     """
 
     @abstractmethod

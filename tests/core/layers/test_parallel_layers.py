@@ -1,0 +1,155 @@
+"""Layers cut over ranks against torch, float32; 1e-5 for sums in another order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minisgl.layers.base import BaseOP
+from minisgl.layers.embedding import LMHead, VocabParallelEmbedding
+from minisgl.layers.linear import GateUpLinear, QKVLinear, RowLinear
+from minisgl.layers.shard import split_evenly, split_heads
+from minisgl.models.config import normalize_config
+from minisgl.models.contract import ModelBuild
+from tests.core.layers.thread_ranks import ThreadComm, run_ranks
+from tests.core.models.harness import copy_part, torch_kernels
+
+CPU = torch.device("cpu")
+HIDDEN, WIDTH, HEAD_DIM, NUM_Q, NUM_KV = 24, 32, 8, 8, 2
+NUM_RANKS = [1, 2, 4]
+
+
+def make_build(comm: ThreadComm, vocab_size: int = 151) -> ModelBuild:
+    config = normalize_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": vocab_size,
+            "hidden_size": HIDDEN,
+            "intermediate_size": WIDTH,
+            "num_hidden_layers": 1,
+            "num_attention_heads": NUM_Q,
+            "num_key_value_heads": NUM_KV,
+            "head_dim": HEAD_DIM,
+            "attention_bias": True,
+        }
+    )
+    return ModelBuild(config, torch.float32, CPU, torch_kernels(), comm)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def fill(op: BaseOP, weights: dict[str, torch.Tensor]) -> None:
+    """Load an op that stands at ``block.op`` of a model, and make it ready."""
+    targets = dict(op.load_targets("block.op"))
+    assert targets.keys() == weights.keys()
+    for name, target in targets.items():
+        copy_part(target, weights[name])
+    op.finalize()
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_a_row_parallel_bias_is_added_once(num_ranks: int) -> None:
+    weight, bias, x = random(HIDDEN, WIDTH), random(HIDDEN, seed=1), random(3, WIDTH, seed=2)
+
+    def work(comm: ThreadComm) -> torch.Tensor:
+        shard = split_evenly("width", WIDTH, comm.rank, comm.size)
+        op = RowLinear(make_build(comm), WIDTH, shard, has_bias=True)
+        fill(op, {"block.op.weight": weight, "block.op.bias": bias})
+        return op.forward(x[:, shard.index])
+
+    for result in run_ranks(num_ranks, work):
+        torch.testing.assert_close(result, F.linear(x, weight, bias), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_gate_and_up_are_cut_apart(num_ranks: int) -> None:
+    gate, up, x = random(WIDTH, HIDDEN), random(WIDTH, HIDDEN, seed=1), random(3, HIDDEN, seed=2)
+
+    def work(comm: ThreadComm) -> torch.Tensor:
+        op = GateUpLinear(make_build(comm), WIDTH, has_bias=False)
+        fill(op, {"block.gate_proj.weight": gate, "block.up_proj.weight": up})
+        return op.forward(x)
+
+    parts = [part.chunk(2, dim=-1) for part in run_ranks(num_ranks, work)]
+    for i, weight in enumerate((gate, up)):
+        result = torch.cat([part[i] for part in parts], dim=-1)
+        torch.testing.assert_close(result, F.linear(x, weight), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_each_rank_projects_its_query_heads_and_their_kv_heads(num_ranks: int) -> None:
+    sizes = {"q": NUM_Q, "k": NUM_KV, "v": NUM_KV}
+    weights = {n: random(h * HEAD_DIM, HIDDEN, seed=h) for n, h in sizes.items()}
+    biases = {n: random(h * HEAD_DIM, seed=h) for n, h in sizes.items()}
+    x = random(3, HIDDEN, seed=7)
+    whole = {n: F.linear(x, weights[n], biases[n]).view(3, -1, HEAD_DIM) for n in sizes}
+
+    def work(comm: ThreadComm) -> torch.Tensor:
+        op = QKVLinear(make_build(comm), split_heads(NUM_Q, NUM_KV, comm.rank, comm.size))
+        named = {f"block.{n}_proj.weight": w for n, w in weights.items()}
+        fill(op, named | {f"block.{n}_proj.bias": b for n, b in biases.items()})
+        return op.forward(x).view(3, -1, HEAD_DIM)
+
+    for rank, heads in enumerate(run_ranks(num_ranks, work)):
+        q, kv = NUM_Q // num_ranks, max(1, NUM_KV // num_ranks)
+        first_kv = rank * NUM_KV // num_ranks
+        expected = [whole["q"][:, rank * q : (rank + 1) * q]]
+        expected += [whole[n][:, first_kv : first_kv + kv] for n in ("k", "v")]
+        torch.testing.assert_close(heads, torch.cat(expected, dim=1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("vocab_size", [151, 152, 5])
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_any_vocabulary_is_looked_up_whole(vocab_size: int, num_ranks: int) -> None:
+    table = random(vocab_size, HIDDEN)
+    ids = torch.arange(vocab_size, dtype=torch.int32).flip(0)
+
+    def work(comm: ThreadComm) -> torch.Tensor:
+        op = VocabParallelEmbedding(make_build(comm, vocab_size))
+        fill(op, {"block.op.weight": table})
+        return op.forward(ids)
+
+    for result in run_ranks(num_ranks, work):
+        assert torch.equal(result, table.flip(0))
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_logits_of_any_number_of_rows_are_gathered_in_order(num_rows: int, num_ranks: int) -> None:
+    weight, x = random(151, HIDDEN), random(num_rows, HIDDEN, seed=1)
+
+    def work(comm: ThreadComm) -> torch.Tensor:
+        op = LMHead(make_build(comm), None)
+        fill(op, {"block.op.weight": weight})
+        return op.forward(x)
+
+    for logits in run_ranks(num_ranks, work):
+        torch.testing.assert_close(logits, F.linear(x, weight), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_padding_never_wins_when_every_logit_is_negative(is_tied: bool) -> None:
+    x = torch.ones(2, HIDDEN)
+    weight = -random(5, HIDDEN).abs()  # padding rows would give 0, the largest
+
+    def work(comm: ThreadComm) -> list[int]:
+        build = make_build(comm, vocab_size=5)
+        embedding = VocabParallelEmbedding(build)
+        fill(embedding, {"block.op.weight": weight})
+        op = LMHead(build, embedding if is_tied else None)
+        fill(op, {"block.op.weight": weight})
+        return op.forward(x).argmax(dim=-1).tolist()
+
+    expected = F.linear(x, weight).argmax(dim=-1).tolist()
+    assert run_ranks(4, work) == [expected] * 4
+
+
+def test_padding_rows_start_as_zeros() -> None:
+    def work(comm: ThreadComm) -> float:
+        op = VocabParallelEmbedding(make_build(comm, vocab_size=5))
+        return float(op.weight[max(0, 5 - 2 * comm.rank) :].abs().sum())
+
+    assert run_ranks(4, work) == [0.0] * 4
