@@ -50,6 +50,10 @@ class WeightReader(ABC):
         """
 
     @abstractmethod
+    def where(self, name: str | None = None) -> str:
+        """Say in which file a tensor is, or, without one that is known, where the weights are."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of the files; safe to call twice."""
 
@@ -90,8 +94,10 @@ class ModelSource(ABC):
 
     @abstractmethod
     def accepts(self, model: str) -> bool:
-        """Return whether ``model`` looks like something that this source can open; no I/O beyond
-        looking at the file system."""
+        """Return whether ``model`` looks like something that this source can open.
+
+        No I/O beyond looking at the file system.
+        """
 
     @abstractmethod
     def open(self, model: str) -> ModelFiles:

@@ -1,0 +1,77 @@
+"""From what the user typed after ``--model`` to an opened model."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisgl.errors import ModelError
+from minisgl.plugin.spec import ProbeContext
+from minisgl.weights.contract import ModelFiles, ModelSource, SourceConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import BaseModel
+
+    from minisgl.plugin.manager import PluginManager
+
+AUTO = "auto"
+
+
+def open_model(
+    model: str,
+    source: str,
+    manager: PluginManager,
+    *,
+    revision: str | None = None,
+    settings_of: Callable[[str], BaseModel | None] | None = None,
+) -> ModelFiles:
+    """Find and open a model.
+
+    Args:
+        model: What the user typed.
+        source: Name of a model source, several by commas, or ``auto`` for all that are installed.
+            A single name is asked to open the model whatever it looks like; of several the first
+            that accepts it is.
+        manager: Knows the sources.
+        revision: Branch, tag or commit.
+        settings_of: Returns the settings section of a backend by its key (``settings.plugin``).
+
+    Raises:
+        PluginError: There is no such source.
+        ModelError: No source accepts the model, or it cannot be opened.
+    """
+    if not model:
+        raise ModelError("--model: is empty; name a folder, a .gguf file, a hub id or demo")
+    chosen = manager.resolve_chain("source", source, ProbeContext()).chosen
+    for backend in chosen:
+        settings = settings_of(backend.key) if settings_of is not None else None
+        opener: ModelSource = backend.build(SourceConfig(settings, revision))
+        if (len(chosen) == 1 and source != AUTO) or opener.accepts(model):
+            return opener.open(model)
+    raise ModelError(explain_unknown(model, [backend.name for backend in chosen]))
+
+
+def explain_unknown(model: str, sources: list[str]) -> str:
+    """Say where a model was looked for, and what may have been meant."""
+    path = Path(model).expanduser()
+    full = path if path.is_absolute() else Path.cwd() / path
+    parts = [f"--model {model}: there is no folder {full}"]
+    if path.is_file():
+        parts = [f"--model {model}: is a file, but not a .gguf one"]
+    elif similar := _similar(full):
+        parts.append(f"did you mean {similar}?")
+    parts.append(f"sources asked: {', '.join(sources) or 'none'}")
+    parts.append("hub ids are owner/name (--model-source hub if that is also a path)")
+    return "; ".join(parts)
+
+
+def _similar(full: Path) -> str | None:
+    """Return an existing neighbour of about the same name."""
+    if not full.parent.is_dir():
+        return None
+    names = [entry.name for entry in full.parent.iterdir()]
+    close = difflib.get_close_matches(full.name, names, n=1, cutoff=0.75)
+    return str(full.parent / close[0]) if close else None
