@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 import torch
 
 
@@ -46,7 +48,7 @@ class KVPool:
             2, shape.num_layers, shape.num_pages + 1, shape.page_size, shape.num_kv_heads,
             shape.head_dim,
         )
-        self._buffer = torch.zeros(size, dtype=dtype, device=device)
+        self._buffer = _zeros(size, dtype, device)
         self._k = list(self._buffer[0].unbind(0))
         self._v = list(self._buffer[1].unbind(0))
         self._flat_k = [k.flatten(0, 1) for k in self._k]
@@ -77,3 +79,15 @@ class KVPool:
     def v_slots(self, layer_id: int) -> torch.Tensor:
         """Values of a layer by slot, the same shape; a view."""
         return self._flat_v[layer_id]
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on a CPU ones that take memory only once they are written.
+
+    The system hands out zeroed pages on first touch, while ``torch.zeros`` writes them all: a
+    gigabyte of pool would cost its time and memory even when a few requests use a few pages.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    raw = torch.from_numpy(np.zeros(prod(size) * dtype.itemsize, dtype=np.uint8))
+    return raw.view(dtype).view(size)
