@@ -1,0 +1,239 @@
+"""From arrival to the one terminal result, and what is taken back after it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from minisgl.engine.contract import EngineLimits
+from minisgl.errors import RequestError
+from minisgl.message.types import FinishedReq, FinishReason, UserMsg
+from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.contract import ScheduledReq
+from minisgl.scheduler.decode import DecodeManager
+from minisgl.scheduler.outbox import Outbox
+from minisgl.scheduler.prefill import PrefillManager
+from minisgl.scheduler.table import TableManager
+
+logger = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Takes requests in and ends them; the only one that does.
+
+    A request that ends while a launched step computes it gives its row and pages back only when
+    that step has been settled; until then it is a ghost.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        config: SchedulerConfig,
+        prefill: PrefillManager,
+        decode: DecodeManager,
+        cache: CacheManager,
+        table: TableManager,
+        outbox: Outbox,
+    ) -> None:
+        """Start without requests."""
+        self.settled_step = 0
+        self.num_finished: dict[FinishReason, int] = {
+            "stop": 0,
+            "length": 0,
+            "abort": 0,
+            "error": 0,
+        }
+        self.num_retractions = 0
+        self._limits = limits
+        self._max_queued = config.max_queued_requests
+        self._prefill = prefill
+        self._decode = decode
+        self._cache = cache
+        self._table = table
+        self._outbox = outbox
+        self._active: dict[int, ScheduledReq] = {}
+        self._ghosts: list[ScheduledReq] = []
+        self._num_arrived = 0
+        pool_len = limits.num_pages * limits.page_size
+        # The last sampled token needs no KV, so a sequence may be one longer than the pool.
+        self._max_len = min(limits.max_seq_len, pool_len + 1)
+        self._bound = (
+            f"the context limit is {limits.max_seq_len} tokens"
+            if limits.max_seq_len <= pool_len + 1
+            else f"the KV pool holds {pool_len} tokens"
+        )
+
+    @property
+    def active(self) -> list[ScheduledReq]:
+        """Every request without a terminal result, in order of arrival; a copy."""
+        return list(self._active.values())
+
+    @property
+    def has_ghosts(self) -> bool:
+        """Whether finished requests still hold pages."""
+        return bool(self._ghosts)
+
+    def find(self, uid: int) -> ScheduledReq | None:
+        """Return the request of that uid unless it is unknown or finished."""
+        return self._active.get(uid)
+
+    def accept(self, msg: UserMsg) -> None:
+        """Queue a request, or refuse it with an error result that says what would do."""
+        try:
+            req = self._make_req(msg)
+        except RequestError as error:
+            self._outbox.finished.append(FinishedReq(msg.uid, "error", str(error)))
+            self.num_finished["error"] += 1
+            logger.debug("request %s refused: %s", msg.uid, error)
+            return
+        self._num_arrived += 1
+        req.arrival = self._num_arrived
+        self._active[req.uid] = req
+        self._prefill.add(req)
+
+    def finish(
+        self,
+        req: ScheduledReq,
+        reason: FinishReason,
+        detail: str = "",
+        stop_token_id: int | None = None,
+    ) -> None:
+        """Make the terminal result of ``req`` and take back what it holds as soon as can be."""
+        self._report(req, reason, detail, stop_token_id)
+        if req.table_idx < 0:
+            return
+        if req.last_step > self.settled_step:
+            self._ghosts.append(req)
+        else:
+            self.release(req)
+
+    def fail(self, req: ScheduledReq, error: Exception) -> None:
+        """End ``req``, which no launched step holds, by a fault; the KV it made is not kept."""
+        self._report(req, "error", f"internal error: {type(error).__name__}: {error}")
+        if req.table_idx >= 0:
+            self.release(req, is_valid=False)
+
+    def release(self, req: ScheduledReq, is_valid: bool = True) -> None:
+        """Take row and pages back; no launched step may hold them."""
+        self._cache.release(req, is_valid)
+        self._table.give_back(req)
+        self._prefill.wake()
+
+    def retract(self, req: ScheduledReq) -> None:
+        """Send a running request, which no launched step holds, back to the queue.
+
+        Its tokens stay, and the cache keeps its KV as long as there is room.
+        """
+        assert req.last_step <= self.settled_step, "a launched step still holds the request"
+        self._decode.remove(req)
+        self._prefill.discard(req)
+        self.release(req)
+        req.device_len = req.num_tokens
+        req.num_retractions += 1
+        self.num_retractions += 1
+        self._prefill.put_back(req)
+        logger.debug("request %s retracted with %s tokens", req.uid, req.num_tokens)
+
+    def settle(self, step: int) -> None:
+        """Account for step ``step``, and so for all before it, having run."""
+        self.settled_step = step
+        self._cache.settle(step)
+        if self._ghosts:
+            for req in self._ghosts:
+                if req.last_step <= step:
+                    self.release(req)
+            self._ghosts = [req for req in self._ghosts if req.last_step > step]
+
+    def fail_running(self, error: Exception, step: int) -> None:
+        """End every request that holds a row, after a step failed on its way.
+
+        What the failed step wrote is unknown, and later steps may have built on it, so no KV is
+        kept. Waiting requests are not affected.
+
+        Args:
+            error: What happened.
+            step: Newest launched step; none is in flight any more.
+        """
+        self.settled_step = step
+        for req in self._ghosts:
+            self.release(req, is_valid=False)
+        self._ghosts = []
+        for req in self._table.owners:
+            self.fail(req, error)
+        self._cache.settle(step)
+        self._cache.flush()
+
+    def _report(
+        self,
+        req: ScheduledReq,
+        reason: FinishReason,
+        detail: str,
+        stop_token_id: int | None = None,
+    ) -> None:
+        """Send the terminal result, and let nobody choose ``req`` any more."""
+        assert not req.is_finished, f"{req} has a terminal result already"
+        req.is_finished = True
+        del self._active[req.uid]
+        self._prefill.discard(req)
+        self._decode.refresh()
+        self.num_finished[reason] += 1
+        self._outbox.finished.append(
+            FinishedReq(
+                uid=req.uid,
+                reason=reason,
+                detail=detail,
+                stop_token_id=stop_token_id,
+                num_prompt_tokens=req.prompt_len,
+                num_output_tokens=req.num_tokens - req.prompt_len,
+                num_cached_tokens=req.num_cached_prompt_tokens,
+            )
+        )
+
+    def _make_req(self, msg: UserMsg) -> ScheduledReq:
+        """Check a request and make its books.
+
+        Raises:
+            RequestError: It can never run, or must not wait.
+        """
+        if msg.uid in self._active:
+            raise RequestError(f"uid {msg.uid}: a request of that uid is running")
+        ids = self._checked_ids(msg.input_ids)
+        if self._max_queued is not None and self._prefill.num_waiting >= self._max_queued:
+            raise RequestError(
+                f"the queue is full: {self._prefill.num_waiting} requests wait, "
+                f"at most {self._max_queued} may"
+            )
+        params = msg.sampling_params
+        max_len = self._max_len
+        if params.max_tokens is not None:
+            max_len = min(max_len, len(ids) + params.max_tokens)
+        req = ScheduledReq(msg.uid, ids, max_len, params)
+        req.priority = msg.priority
+        req.stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            req.stop_ids |= self._limits.eos_token_ids
+        return req
+
+    def _checked_ids(self, input_ids: np.ndarray) -> np.ndarray:
+        """Return the prompt as int32, or raise `RequestError`."""
+        ids = np.asarray(input_ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise RequestError(
+                f"prompt of shape {ids.shape} and type {ids.dtype}: must be a list of token ids"
+            )
+        if ids.size == 0:
+            raise RequestError("the prompt is empty: it must have at least 1 token")
+        if ids.size >= self._max_len:
+            raise RequestError(
+                f"the prompt has {ids.size} tokens: {self._bound}, so it may have at most "
+                f"{self._max_len - 1}"
+            )
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self._limits.vocab_size:
+            raise RequestError(
+                f"token id {low if low < 0 else high}: must be from 0 to "
+                f"{self._limits.vocab_size - 1}"
+            )
+        return ids.astype(np.int32, copy=False)
