@@ -20,7 +20,7 @@ from minisgl.engine.logprobs import PendingLogprobs
 from minisgl.engine.outputs import OutputRing
 from minisgl.engine.row_params import RowParams
 from minisgl.models.contract import Model
-from minisgl.ops.contract import SamplingInputs
+from minisgl.ops.contract import SamplingHints, SamplingInputs
 
 LogitsProcessor = Callable[[torch.Tensor, list[Req]], torch.Tensor]
 """Takes ``[num_rows, vocab_size]`` float32 logits, which it may change, and their requests."""
@@ -83,6 +83,11 @@ class Engine(StepEngine):
         with torch.inference_mode(), self._stream.activate():
             return self._prefill(batch) if batch.is_prefill else self._decode(batch)
 
+    def shutdown(self) -> None:
+        """Wait for what runs, and leave the tensor-parallel group; safe to call twice."""
+        self._stream.synchronize()
+        self._ctx.comm.shutdown()
+
     def _prefill(self, batch: Batch) -> ForwardOutput:
         """Compute prompt tokens; sample for the requests whose prompt ends here."""
         host = batch.host
@@ -101,10 +106,10 @@ class Engine(StepEngine):
         if not reqs:
             return self._outputs.launch(logits.new_empty(0, dtype=torch.int32), None)
         is_all_greedy = self._params.is_all_greedy(rows)
-        if not self._params.has_edits(rows, seq_lens):
-            tokens = self._sample(logits, tensors, is_all_greedy)
-            return self._outputs.launch(tokens, None)
-        return self._sample_edited(logits, tensors, reqs, seq_lens, newest=None)
+        if self._params.has_edits(rows, seq_lens):
+            return self._sample_edited(logits, tensors, reqs, seq_lens, newest=None)
+        tokens = self._sample(logits, tensors, is_all_greedy, self._params.hints(rows))
+        return self._outputs.launch(tokens, None)
 
     def _decode(self, batch: Batch) -> ForwardOutput:
         """Compute one token of each request, from a graph where one fits."""
@@ -117,7 +122,7 @@ class Engine(StepEngine):
         tensors = self._inputs.load_decode(batch, n if size is None else size)
         if size is None:
             self._ctx.attn_backend.prepare_metadata(batch)
-            output = self._decode_step(batch, tensors, is_all_greedy)
+            output = self._decode_step(batch, tensors, is_all_greedy, self._params.hints(rows))
         else:
             self._ctx.attn_backend.prepare_for_replay(batch)
             output = self._graphs.replay(GraphKey(size, is_all_greedy))
@@ -128,19 +133,30 @@ class Engine(StepEngine):
         return self._sample_edited(output.logits[:n], tensors, batch.reqs, host.seq_lens, newest)
 
     def _decode_step(
-        self, batch: Batch, tensors: StepTensors, is_all_greedy: bool
+        self,
+        batch: Batch,
+        tensors: StepTensors,
+        is_all_greedy: bool,
+        hints: SamplingHints | None = None,
     ) -> StepOutput:
-        """From the input tokens in the pool to the sampled ones in the pool; capturable."""
+        """From the input tokens in the pool to the sampled ones in the pool; capturable.
+
+        A captured step serves whatever parameters come later, so it is given no hints.
+        """
         batch.input_ids = self._flat_pool.index_select(0, tensors.token_loc)
         with self._ctx.forward_batch(batch):
             logits = self._model.forward()  # [padded_size, vocab_size]
-        return StepOutput(logits, self._sample(logits, tensors, is_all_greedy))
+        return StepOutput(logits, self._sample(logits, tensors, is_all_greedy, hints))
 
     def _sample(
-        self, logits: torch.Tensor, tensors: StepTensors, is_all_greedy: bool
+        self,
+        logits: torch.Tensor,
+        tensors: StepTensors,
+        is_all_greedy: bool,
+        hints: SamplingHints | None,
     ) -> torch.Tensor:
         """Sample every row and write the tokens to the pool."""
-        tokens = self._ctx.kernels.sample(logits, tensors.sampling, is_all_greedy)
+        tokens = self._ctx.kernels.sample(logits, tensors.sampling, is_all_greedy, hints)
         self._flat_pool.index_copy_(0, tensors.write_loc, tokens)
         return tokens
 

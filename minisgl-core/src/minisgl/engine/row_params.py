@@ -7,7 +7,7 @@ import torch
 
 from minisgl.core import Req
 from minisgl.engine.packed import Field
-from minisgl.ops.contract import SamplingInputs
+from minisgl.ops.contract import SamplingHints, SamplingInputs
 
 _INT32_MAX = 2**31 - 1
 _PARAM_DTYPES = {
@@ -48,6 +48,7 @@ class RowParams:
             "min_p": np.zeros(size, np.float32),
             "seeds": np.zeros(size, np.int64),
         }
+        self._top_width = np.zeros(size, np.int32)  # see SamplingHints
         # A row needs its logits edited, or its log-probabilities taken, below this seq_len.
         self._edited_below = np.zeros(size, np.int32)
 
@@ -59,6 +60,7 @@ class RowParams:
         arrays["top_k"][row] = self._vocab_size if params.top_k == -1 else params.top_k
         arrays["top_p"][row] = params.top_p
         arrays["min_p"][row] = params.min_p
+        self._top_width[row] = self._hint_width(req)
         seed = _mix(self._base_seed, req.uid) if params.seed is None else params.seed
         arrays["seeds"][row] = np.uint64(seed % 2**64).astype(np.int64)
         self._edited_below[row] = self._edit_limit(req)
@@ -66,6 +68,8 @@ class RowParams:
     def reset(self, row: int) -> None:
         """Make a row a padding row again: greedy, unedited."""
         self._arrays["temperature"][row] = 0.0
+        self._top_width[row] = 0
+        self._arrays["min_p"][row] = 0.0
         self._edited_below[row] = 0
 
     def gather(self, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
@@ -77,9 +81,23 @@ class RowParams:
         """Return whether every one of ``rows`` is greedy."""
         return not self._arrays["temperature"][rows].any()
 
+    def hints(self, rows: np.ndarray) -> SamplingHints:
+        """Return what is known of ``rows`` together."""
+        return SamplingHints(
+            top_width=int(self._top_width[rows].max(initial=0)),
+            has_min_p=bool(self._arrays["min_p"][rows].any()),
+        )
+
     def has_edits(self, rows: np.ndarray, seq_lens: np.ndarray) -> bool:
         """Return whether any of ``rows`` needs more than `sample` on the plain logits."""
         return bool((seq_lens < self._edited_below[rows]).any())
+
+    def _hint_width(self, req: Req) -> int:
+        """Return how many of the likeliest tokens the filters of ``req`` look at."""
+        params = req.sampling_params
+        if params.is_greedy or (params.top_k == -1 and params.top_p >= 1.0):
+            return 0
+        return self._vocab_size if params.top_k == -1 else min(params.top_k, self._vocab_size)
 
     def _edit_limit(self, req: Req) -> int:
         """Return the seq_len from which on the plain logits do for ``req``."""

@@ -1,0 +1,249 @@
+"""Assembles an engine: backends, model, weights, KV pool, context, in this order."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from minisgl.attention.contract import AttentionBackend, AttentionConfig
+from minisgl.attention.pair import PairAttentionBackend
+from minisgl.config.load import Settings
+from minisgl.core import Context
+from minisgl.device import pick_device, set_cpu_threads
+from minisgl.distributed.contract import CommConfig, Communicator
+from minisgl.engine.backends import EngineBackends
+from minisgl.engine.contract import EngineLimits
+from minisgl.engine.engine import Engine, EngineParts, LogitsProcessor
+from minisgl.engine.graph import graph_sizes
+from minisgl.engine.memory import MemoryBudget, count_pages
+from minisgl.kvcache.pool import KVPool, PoolShape
+from minisgl.models.config import ModelConfig, normalize_config
+from minisgl.models.contract import Model, ModelBuild
+from minisgl.moe.contract import MoEBackend, MoEConfig
+from minisgl.ops.contract import KernelConfig, KernelTable
+from minisgl.ops.table import build_kernel_table
+from minisgl.plugin.manager import PluginManager
+from minisgl.plugin.selection import SelectedBackend
+from minisgl.weights.contract import ModelFiles
+from minisgl.weights.dtype import resolve_dtype
+from minisgl.weights.loader import init_dummy_weights, load_weights
+
+logger = logging.getLogger(__name__)
+
+_MAX_GRAPH_BATCH = 256  # beyond it a decode step is bound by the device even without a graph
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What an engine is built for.
+
+    Attributes:
+        settings: All settings.
+        manager: The plugins of this process.
+        files: The opened model.
+        eos_token_ids: Every id that ends a sequence, from all sources.
+        logits_processors: From hooks.
+        rank: Tensor-parallel rank of this process.
+        init_method: Rendezvous of the ranks; unused with one rank.
+        show_progress: Whether to show bars on stderr.
+    """
+
+    settings: Settings
+    manager: PluginManager
+    files: ModelFiles
+    eos_token_ids: frozenset[int] = frozenset()
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    rank: int = 0
+    init_method: str = ""
+    show_progress: bool = False
+
+
+def build_engine(request: EngineRequest) -> Engine:
+    """Assemble, load and warm up an engine.
+
+    Raises:
+        SettingsError: A setting cannot be met on this machine or by this model.
+        PluginError: A backend cannot be had.
+        ModelError: The model cannot be run, or its files are damaged.
+    """
+    return _Builder(request).build()
+
+
+class _Builder:
+    """The steps of `build_engine`; lives as long as they take."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        """Decide everything that can be decided before memory is taken."""
+        settings = request.settings
+        self._request = request
+        self._settings = settings
+        self._config = normalize_config(request.files.config, request.manager.names("model"))
+        self._device = pick_device(settings.engine.device, request.rank)
+        if self._device.type == "cpu":
+            logger.debug("%d CPU threads", set_cpu_threads(settings.engine.tp))
+        self._dtype = resolve_dtype(
+            request.files.config, settings.model.dtype, self._device.type
+        )
+        self._backends = EngineBackends.resolve(
+            request.manager, settings, self._config, self._device, self._dtype
+        )
+        for line in self._backends.describe():
+            logger.info("%s", line)
+        self._max_seq_len = settings.model.max_seq_len_override or self._config.context_len
+        self._budget = MemoryBudget.measure(self._device)
+
+    def build(self) -> Engine:
+        """Take memory, load and assemble."""
+        comm = self._build_comm()
+        kernels = self._build_kernels()
+        model = self._load_model(kernels, comm)
+        ctx, limits = self._build_context(model, kernels, comm)
+        parts = EngineParts(
+            device=self._device,
+            model=model,
+            context=ctx,
+            limits=limits,
+            base_seed=_shared_seed(comm),
+            graph_sizes=self._graph_sizes(),
+            logits_processors=self._request.logits_processors,
+        )
+        return Engine(parts, self._request.show_progress)
+
+    def _build_comm(self) -> Communicator:
+        backend = self._backends.comm.one
+        config = CommConfig(
+            rank=self._request.rank,
+            size=self._settings.engine.tp,
+            device=self._device,
+            dtype=self._dtype,
+            init_method=self._request.init_method,
+            timeout_s=self._settings.engine.distributed_timeout_s,
+            settings=self._settings.plugin(backend.key),
+        )
+        comm: Communicator = backend.build(config)
+        return comm
+
+    def _build_kernels(self) -> KernelTable:
+        config = KernelConfig(self._device, self._dtype)
+        sets = [
+            (b.name, b.build(replace(config, settings=self._settings.plugin(b.key))))
+            for b in self._backends.kernels.chosen
+        ]
+        return build_kernel_table(sets)
+
+    def _load_model(self, kernels: KernelTable, comm: Communicator) -> Model:
+        """Allocate the model, stream its weights in, pack them."""
+        started = time.perf_counter()
+        build = ModelBuild(
+            self._config, self._dtype, self._device, kernels, comm, self._max_seq_len
+        )
+        with torch.inference_mode():
+            model: Model = self._backends.model.one.build(build)
+            targets = list(model.load_targets())
+            if self._settings.model.dummy_weight:
+                init_dummy_weights(targets)
+            else:
+                reader = self._request.files.open_weights()
+                try:
+                    load_weights(targets, reader, self._request.show_progress)
+                finally:
+                    reader.close()
+            del targets  # they hold on to weights that packing lets go of
+            model.finalize()
+        logger.info("loaded the weights in %.1f s", time.perf_counter() - started)
+        return model
+
+    def _build_context(
+        self, model: Model, kernels: KernelTable, comm: Communicator
+    ) -> tuple[Context, EngineLimits]:
+        """Size the pool, and fill a context with everything that a forward pass reads."""
+        engine, page_size = self._settings.engine, self._backends.attention.page_size
+        shape = PoolShape(
+            len(model.layers_attention), 0, page_size, model.num_kv_heads, model.head_dim
+        )
+        num_pages = count_pages(self._budget, engine, shape, self._dtype, self._max_seq_len)
+        shape = replace(shape, num_pages=comm.min_int(num_pages))
+        max_seq_len = min(self._max_seq_len, shape.num_pages * page_size)
+        ctx = Context(page_size)
+        ctx.kernels, ctx.comm = kernels, comm
+        ctx.kv_pool = KVPool(shape, self._dtype, self._device)
+        logger.info(
+            "KV cache: %d pages of %d tokens, %.2f GiB",
+            shape.num_pages, page_size, ctx.kv_pool.num_bytes / 2**30,
+        )
+        num_rows = engine.max_running_requests + 1  # the last one is for padding
+        max_pages = -(-max_seq_len // page_size)
+        ints = {"dtype": torch.int32, "device": self._device}
+        ctx.page_table = torch.full((num_rows, max_pages), ctx.kv_pool.dummy_page, **ints)
+        ctx.token_pool = torch.zeros((num_rows, max_seq_len), **ints)
+        ctx.attn_backend = self._build_attention(model, ctx, max_seq_len)
+        if self._backends.moe is not None:
+            ctx.moe_backend = self._build_moe(self._backends.moe.one)
+        limits = EngineLimits(
+            num_pages=shape.num_pages,
+            page_size=page_size,
+            max_running_reqs=engine.max_running_requests,
+            max_seq_len=max_seq_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=self._request.eos_token_ids,
+        )
+        return ctx, limits
+
+    def _build_attention(self, model: Model, ctx: Context, max_seq_len: int) -> AttentionBackend:
+        config = AttentionConfig(
+            context=ctx,
+            num_qo_heads=model.num_qo_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+            layers=model.layers_attention,
+            max_running_reqs=self._settings.engine.max_running_requests,
+            max_seq_len=max_seq_len,
+        )
+        chosen = self._backends.attention
+        prefill: AttentionBackend = self._build_one(chosen.prefill, config)
+        if chosen.decode.key == chosen.prefill.key:
+            return prefill
+        return PairAttentionBackend(prefill, self._build_one(chosen.decode, config))
+
+    def _build_one(self, backend: SelectedBackend, config: AttentionConfig) -> AttentionBackend:
+        settings = self._settings.plugin(backend.key)
+        built: AttentionBackend = backend.build(replace(config, settings=settings))
+        return built
+
+    def _build_moe(self, backend: SelectedBackend) -> MoEBackend:
+        moe = self._config.moe
+        assert moe is not None, "only sparse models have a MoE backend"
+        config = MoEConfig(
+            num_experts=moe.num_experts,
+            top_k=moe.top_k,
+            hidden_size=self._config.hidden_size,
+            intermediate_size=moe.intermediate_size // self._settings.engine.tp,
+            is_renormalized=moe.is_renormalized,
+            dtype=self._dtype,
+            device=self._device,
+            max_num_tokens=self._settings.scheduler.max_prefill_length,
+            settings=self._settings.plugin(backend.key),
+        )
+        built: MoEBackend = backend.build(config)
+        return built
+
+    def _graph_sizes(self) -> tuple[int, ...]:
+        """Return the decode batch sizes to capture; a CPU captures only when asked to."""
+        engine, max_batch = self._settings.engine, self._settings.engine.cuda_graph_max_bs
+        if not self._backends.attention.has_graph_capture:
+            return ()
+        if max_batch is None:
+            max_batch = _MAX_GRAPH_BATCH if self._device.type == "cuda" else 0
+        return graph_sizes(min(max_batch, engine.max_running_requests))
+
+
+def _shared_seed(comm: Communicator) -> int:
+    """Return a random number that all ranks agree on and no other engine is likely to have."""
+    seed = secrets.randbits(63).to_bytes(8, "little") if comm.rank == 0 else None
+    return int.from_bytes(comm.broadcast_bytes(seed), "little")
