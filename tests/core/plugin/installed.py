@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from minisgl.plugin.manager import PluginManager
-from tests.core.plugin.throwaway import THROWAWAYS
+from tests.core.plugin.backend_samples import BACKEND_SAMPLES
+from tests.core.plugin.hook_samples import HOOK_SAMPLES
+from tests.core.plugin.throwaway import install_all
 
 Site = Callable[[str], Path]
 Boot = Callable[..., PluginManager]
@@ -22,16 +24,9 @@ RunPython = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """Install a throw-away distribution once per session; returns its folder."""
-    folder = tmp_path_factory.mktemp("sites")
-    done: dict[str, Path] = {}
-
-    def install(name: str) -> Path:
-        if name not in done:
-            done[name] = THROWAWAYS[name].install(folder)
-        return done[name]
-
-    return install
+    """Install the throw-away distributions once per session; returns the folder of each."""
+    samples = (*BACKEND_SAMPLES, *HOOK_SAMPLES)
+    return install_all(samples, tmp_path_factory.mktemp("sites")).__getitem__
 
 
 @pytest.fixture

@@ -49,7 +49,11 @@ def test_broken_plugins_that_nobody_asked_for_do_no_harm(boot: Boot) -> None:
             "its metadata name the module 'acme_stale', which is gone; "
             "reinstall or uninstall acme-stale",
         ),
-        ("acme-renamed", "renamed", "its metadata name 'acme_renamed:OLD_NAME', which is not there"),
+        (
+            "acme-renamed",
+            "renamed",
+            "its metadata name 'acme_renamed:OLD_NAME', which is not there",
+        ),
         ("acme-not-a-spec", "dict", "is not a BackendSpec but {'api': 1}"),
     ],
 )

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from minisgl.plugin import hooks
+from minisgl.plugin.hook_plugins import Implementation
 from minisgl.plugin.records import EngineInfo, RequestRecord, StepRecord
 from tests.core.plugin.installed import Boot
 
@@ -103,12 +104,12 @@ def test_the_traceback_of_a_failed_import_is_kept_for_the_doctor(boot: Boot) -> 
 
 
 def test_an_observer_that_raises_is_dropped_with_one_warning(
-    boot: Boot, caplog: pytest.LogCaptureFixture
+    boot: Boot, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugins = boot("acme-good")
     observer = hooks.step_observer(plugins.hooks)
     assert observer is not None
-    sys.modules["acme_good_hooks"].SEEN = None
+    monkeypatch.setattr(sys.modules["acme_good_hooks"], "SEEN", None)
     with caplog.at_level(logging.WARNING):
         observer(STEP)
         observer(STEP)
@@ -121,8 +122,6 @@ def test_a_finished_request_reaches_its_observers(boot: Boot) -> None:
     told: list[RequestRecord] = []
     plugins = boot("acme-good")
     (offer,) = [offer for offer in plugins.hooks.loaded if offer.name == "good"]
-    found = [
-        hooks.Implementation(offer, lambda request: told.append(request)),
-    ]
+    found = [Implementation(offer, lambda request: told.append(request))]
     hooks.Notifier[RequestRecord]("minisgl_request_finished", "request", found)(record)
     assert told == [record]

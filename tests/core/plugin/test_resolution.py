@@ -78,10 +78,10 @@ def test_auto_heeds_a_page_size_that_the_user_set(boot: Boot) -> None:
     assert reasons["good"] == "wants a page size of 16 or 64, not 8"
 
 
-def test_auto_finds_a_partner_that_shares_a_page_size(boot: Boot) -> None:
+def test_auto_takes_a_partner_that_shares_a_page_size(boot: Boot) -> None:
     plugins = boot("acme-good", "acme-twin-a")
     chosen = plugins.resolve_attention("auto,twin", CPU)
-    assert (chosen.prefill.name, chosen.page_size) == ("torch", 32)
+    assert (chosen.prefill.name, chosen.page_size) == ("twin", 32)
     assert any("no page size suits both" in refusal.reason for refusal in chosen.refused)
 
 

@@ -19,10 +19,10 @@ from minisgl.plugin.resolve import Resolver
 from minisgl.plugin.sections import plugin_sections
 from minisgl.plugin.selection import AttentionSelection, Selection
 from minisgl.plugin.spec import ProbeContext
-from minisgl.plugin.specs import SpecStore
+from minisgl.plugin.specs import SpecStore, check_defaults
 
-# Not a flag that plugins are loaded, which a fork would inherit: it is set during `bootstrap` alone,
-# so that a plugin that calls it again fails at once and does not go round for ever.
+# Not a flag that plugins are loaded, which a fork would inherit: it is set during `bootstrap`
+# alone, so that a plugin that calls it again fails at once and does not go round for ever.
 _IS_LOADING: ContextVar[bool] = ContextVar("minisgl_is_loading_plugins", default=False)
 
 
@@ -73,9 +73,21 @@ class PluginManager:
             _IS_LOADING.reset(token)
 
     def settings_tree(self) -> SettingsTree:
-        """Return every setting of the core, of commands and of backends that load."""
-        loadable = self.specs.loadable(self.catalog.offers)
-        return SettingsTree.build([*self._command_sections, *plugin_sections(loadable)])
+        """Return every setting of the core, of commands and of backends that load.
+
+        A backend whose settings take the name of others counts as broken from then on.
+        """
+        offers = {offer.key: offer for offer in self.catalog.offers}
+        sections = list(self._command_sections)
+        for section in plugin_sections(self.specs.loadable(self.catalog.offers)):
+            try:
+                SettingsTree.build([*sections, section])
+            except PluginError as error:
+                for owner in section.owners:
+                    self.specs.refuse(offers[owner], error)
+            else:
+                sections.append(section)
+        return SettingsTree.build(sections)
 
     def load_settings(
         self, keywords: Mapping[str, Any], env: Mapping[str, str] | None = None
@@ -170,6 +182,8 @@ class PluginManager:
             for command in commands:
                 if command.name in self.commands:
                     raise PluginError(f"the subcommand {command.name!r} is taken")
+            for section in sections:
+                check_defaults(section.model)
             SettingsTree.build([*self._command_sections, *sections])
         except PluginError as error:
             self.hooks.drop(offer, error)

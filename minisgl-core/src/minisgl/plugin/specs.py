@@ -52,6 +52,11 @@ class SpecStore:
                 continue
         return found
 
+    def refuse(self, offer: Offer, error: PluginError) -> None:
+        """Treat an offer from now on as one whose spec does not load."""
+        self._specs.pop(offer.key, None)
+        self._errors[offer.key] = (offer, error)
+
     @property
     def failures(self) -> tuple[Failure, ...]:
         """What has been asked for so far and could not be loaded."""
@@ -107,7 +112,21 @@ def _checked(spec: object, offer: Offer) -> BackendSpec:
         isinstance(spec.settings, type) and issubclass(spec.settings, BaseModel)
     ):
         raise PluginError(f"its settings are not a pydantic model but {spec.settings!r:.80}")
+    if spec.settings is not None:
+        check_defaults(spec.settings)
     return spec
+
+
+def check_defaults(model: type[BaseModel]) -> None:
+    """Refuse a section that cannot be left alone: whoever does not use it must not see it.
+
+    Raises:
+        PluginError: A field has no default, or one that its own validation refuses.
+    """
+    try:
+        contain(model)
+    except PluginError as error:
+        raise PluginError(f"its settings cannot be left to their defaults: {error}") from error
 
 
 def _number(side: tuple[str, int]) -> int:
