@@ -137,8 +137,10 @@ class SettingsTree:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X"`` for the known name that is most like ``name``, or nothing."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}" if close else ""
+    # What all names begin with would make any two of them look alike.
+    bare = {candidate.removeprefix(ENV_PREFIX): candidate for candidate in known}
+    close = get_close_matches(name.removeprefix(ENV_PREFIX), list(bare), n=1, cutoff=0.6)
+    return f"; did you mean {bare[close[0]]}" if close else ""
 
 
 def _enter(index: dict[str, Option], names: Iterable[str], option: Option) -> None:
