@@ -170,6 +170,14 @@ def test_hints_change_no_result(inputs: SamplingInputs, hints: SamplingHints) ->
     assert torch.equal(sample(logits.clone(), inputs, False, hints), draw(logits, inputs))
 
 
+@pytest.mark.parametrize("width", [300, 1000])
+def test_wide_vocabularies_are_filtered_alike_by_sorting_and_by_selecting(width: int) -> None:
+    logits = random_logits(20, vocab_size=1000)
+    inputs = make_inputs(20, top_k=200, top_p=0.9)
+    selected = sample(logits.clone(), inputs, False, SamplingHints(200, False))
+    assert torch.equal(sample(logits, inputs, False, SamplingHints(width, False)), selected)
+
+
 def test_no_global_generator_is_touched() -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()

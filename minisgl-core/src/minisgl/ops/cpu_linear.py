@@ -14,8 +14,9 @@ MKL's packed weight                          1.1  1.0  1.3  1.4  1.9  2.7
 =========================================== ==== ==== ==== ==== ==== ====
 
 The first three need the weight alone. MKL's packed form *replaces* the weight (its extra memory
-is never touched) and is better from 8 rows on, but only for weights with more outputs than inputs
-and fewer than 1024 inputs; elsewhere it costs up to 15 % at one to three rows and gains nothing.
+is never touched) and is better from 8 rows on, but only for weights with at least as many outputs
+as inputs and fewer than 1024 inputs; elsewhere it costs up to 15 % at one to three rows and gains
+nothing.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ def _is_better_packed(weight: Tensor) -> bool:
         and torch.backends.mkl.is_available()
         and hasattr(torch.ops.mkl, "_mkl_linear")
         and weight.is_contiguous()
-        and num_inputs < min(num_outputs, MIN_INPUTS_UNPACKED)
+        and num_inputs <= num_outputs
+        and num_inputs < MIN_INPUTS_UNPACKED
         and num_outputs <= MAX_OUTPUTS_PER_INPUT * num_inputs
     )
 

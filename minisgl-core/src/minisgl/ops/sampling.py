@@ -7,6 +7,7 @@ walks through the same numbers whichever filters its neighbours have.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from minisgl.ops.contract import SamplingHints, SamplingInputs
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
+
+# Up to so many of the largest, torch's selection is quicker on a CPU than to sort all.
+_MAX_SELECTED = 256
 
 
 def sample(
@@ -42,10 +46,12 @@ def sample(
     likeliest = logits.argmax(dim=-1)
     scaled = logits.float() / inputs.temperature.masked_fill(is_greedy, 1.0).unsqueeze(1)
     scaled.sub_(scaled.gather(1, likeliest.unsqueeze(1)))  # the largest is 0 now
+    is_dropped = None
     if top_width:
-        limits = _top_limits(scaled, inputs, min(top_width, scaled.shape[1]))
-        scaled.masked_fill_(scaled < limits, float("-inf"))
+        is_dropped = scaled < _top_limits(scaled, inputs, min(top_width, scaled.shape[1]))
     weights = scaled.exp_()  # of the likeliest token: 1
+    if is_dropped is not None:
+        weights.masked_fill_(is_dropped, 0.0)
     if has_min_p:
         weights.masked_fill_(weights < inputs.min_p.unsqueeze(1), 0.0)
     # float64, so that the order in which a device adds up does not move a boundary noticeably.
@@ -97,7 +103,7 @@ def _top_limits(scaled: Tensor, inputs: SamplingInputs, width: int) -> Tensor:
         width: Top-k of the rows with a filter is at most this, or it is the vocabulary size.
     """
     vocab_size = scaled.shape[1]
-    top = scaled.topk(width, dim=-1).values  # [num_rows, width], descending
+    top = _largest(scaled, width)  # [num_rows, width], descending
     ranks = torch.arange(width, device=scaled.device)
     weights = top.double().exp_()
     weights.masked_fill_(ranks >= inputs.top_k.unsqueeze(1), 0.0)
@@ -109,3 +115,12 @@ def _top_limits(scaled: Tensor, inputs: SamplingInputs, width: int) -> Tensor:
     limits = top.gather(1, num_kept.unsqueeze(1) - 1)
     is_open = (inputs.top_k >= vocab_size) & (inputs.top_p >= 1)
     return limits.masked_fill_(is_open.unsqueeze(1), float("-inf"))
+
+
+def _largest(x: Tensor, width: int) -> Tensor:
+    """Return the ``width`` largest of each row of float32 ``x``, descending."""
+    if x.device.type == "cpu" and width > _MAX_SELECTED:
+        # numpy sorts with vector instructions: 49152 numbers in 0.2 ms, where torch takes 13 ms.
+        ascending = np.sort(x.numpy(), axis=-1)
+        return torch.from_numpy(ascending).flip(-1)[:, :width]
+    return x.topk(width, dim=-1).values

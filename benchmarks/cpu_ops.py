@@ -1,0 +1,198 @@
+"""Print the tables behind the choices in ``minisgl.ops`` and ``minisgl.attention`` on a CPU.
+
+    .venv/bin/python benchmarks/cpu_ops.py                   # all tables, about 3 minutes
+    .venv/bin/python benchmarks/cpu_ops.py linear --rows 1,4,16
+    .venv/bin/python benchmarks/cpu_ops.py attention ops
+
+``linear`` is time over the floor: bytes of the weight over the read bandwidth measured first.
+Enough copies of a weight are used in turn that none stays in a cache of ordinary size.
+``attention`` and ``ops`` are microseconds per call. The methods of a row are timed in turn,
+round by round, and medians are shown, so that a busy machine slows all of them alike: compare
+along a row, not between rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.attention.paged_torch import plan_decode, plan_decode_on_device, run_decode
+from minisgl.ops import torch_ops
+from minisgl.ops.cpu_linear import BLOCK, MklLinear, UnpackedLinear, pack_linear
+
+# (out, in) of the demo model and of Qwen3-0.6B: q/k/v, o, gate/up, down, head.
+SHAPES = {
+    "demo": [(960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576)],
+    "0.6b": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024)],
+}
+BYTES_PER_ROUND = 300e6
+# (num_kv_heads, group, head_dim) of the same.
+HEADS = {"demo": (3, 3, 64), "0.6b": (8, 2, 128)}
+CONTEXTS = [[64], [512], [2048], [20, 22, 25], [64 + 12 * i for i in range(16)], [256] * 16]
+
+Timed = Mapping[str, Callable[[], object]]
+
+
+def time_in_turn(calls: Timed, rounds: int = 7, repeats: int = 1) -> dict[str, float]:
+    """Return the median seconds of each call."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for round_index in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            if round_index:
+                seconds[name].append((time.perf_counter() - start) / repeats)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def measure_read_bandwidth() -> float:
+    """Return bytes per second that a product with one vector reads."""
+    weights = [torch.ones(4096, 4096) for _ in range(8)]
+    x = torch.ones(4096)
+    seconds = time_in_turn({"": lambda: [torch.mv(weight, x) for weight in weights]})[""]
+    return sum(weight.nbytes for weight in weights) / seconds
+
+
+def linear_forms(weights: list[Tensor], x: Tensor) -> dict[str, Callable[[], object]]:
+    """Return every way to multiply ``x`` by each of the weights."""
+    num_outputs, num_inputs = weights[0].shape
+    unpacked = [UnpackedLinear(weight, None) for weight in weights]
+    batch = x.expand(num_outputs // BLOCK, -1, -1)
+    blocks = [w.view(-1, BLOCK, num_inputs).transpose(1, 2) for w in weights]
+    chosen = [pack_linear(weight) for weight in weights]
+    forms: dict[str, Callable[[], object]] = {
+        "F.linear": lambda: [F.linear(x, w) for w in weights],
+        "blocks": lambda: [torch.bmm(batch, b).transpose(0, 1).reshape(len(x), -1) for b in blocks],
+        "(wxT)T": lambda: [torch.mm(w, x.t()).t().contiguous() for w in weights],
+        "unpacked": lambda: [linear(x) for linear in unpacked],
+        "chosen": lambda: [linear(x) for linear in chosen],
+    }
+    if torch.backends.mkl.is_available():
+        packed = [MklLinear(weight, None) for weight in weights]
+        forms["mkl"] = lambda: [linear(x) for linear in packed]
+    if torch.backends.mkldnn.is_available():
+        reorder, product = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn
+        reordered = [reorder(weight, len(x)) for weight in weights]
+        forms["onednn"] = lambda: [
+            product._linear_pointwise(x, w, None, "none", [], "") for w in reordered
+        ]
+    return forms
+
+
+def print_linear(rows: list[int]) -> None:
+    """Print time over floor of every form, by shape and number of rows."""
+    bandwidth = measure_read_bandwidth()
+    print(f"\nlinear: time over floor at {bandwidth / 1e9:.1f} GB/s")
+    for model, shapes in SHAPES.items():
+        for shape in shapes:
+            count = max(1, int(BYTES_PER_ROUND / (4 * shape[0] * shape[1])))
+            weights = [torch.randn(shape) for _ in range(count)]
+            floor = count * weights[0].nbytes / bandwidth
+            for num_rows in rows:
+                forms = linear_forms(weights, torch.randn(num_rows, shape[1]))
+                cells = time_in_turn(forms, rounds=5)
+                text = "  ".join(f"{name} {value / floor:5.2f}" for name, value in cells.items())
+                print(f"{model} {shape[0]:>6}x{shape[1]:<4} rows {num_rows:>3}  {text}")
+
+
+def print_attention() -> None:
+    """Print one layer of decode attention: in place, gathered, padded."""
+    print(
+        "\nattention: us per layer of a decode step (in place | scattered pages of 1, 16 | padded)"
+    )
+    for model, (num_kv_heads, group, head_dim) in HEADS.items():
+        for lens in CONTEXTS:
+            num_slots = -(-sum(-(-n // 16) * 16 for n in lens) // 16) * 16
+            pools = [torch.randn(num_slots, 1, num_kv_heads, head_dim) for _ in range(2)]
+            q = torch.randn(len(lens), num_kv_heads * group, head_dim)
+            calls: dict[str, Callable[[], object]] = {}
+            for name, page_size, is_scattered in (
+                ("in place", 1, False),
+                ("pages of 1", 1, True),
+                ("pages of 16", 16, True),
+                ("padded", 1, True),
+            ):
+                table = page_tables(lens, page_size, num_slots // page_size, is_scattered)
+                k, v = (p.view(-1, page_size, num_kv_heads, head_dim) for p in pools)
+                seq_lens = np.array(lens)
+                if name == "padded":
+                    plan = plan_decode_on_device(
+                        torch.from_numpy(table),
+                        torch.from_numpy(seq_lens),
+                        page_size,
+                        dtype=q.dtype,
+                    )
+                else:
+                    plan = plan_decode(table, seq_lens, page_size, dtype=q.dtype, device=q.device)
+                calls[name] = lambda plan=plan, q=q, k=k, v=v: run_decode(plan, q, k, v, 0.1)
+            cells = time_in_turn(calls, repeats=20)
+            text = "  ".join(f"{name} {value * 1e6:7.0f}" for name, value in cells.items())
+            print(f"{model} {len(lens):>2} requests of {min(lens):>4} to {max(lens):>4}  {text}")
+
+
+def page_tables(lens: list[int], page_size: int, num_pages: int, is_scattered: bool) -> np.ndarray:
+    """Return ``[num_reqs, max_pages]`` int32 over distinct pages."""
+    order = np.random.default_rng(0).permutation(num_pages)
+    order = order if is_scattered else np.arange(num_pages)
+    counts = [-(-n // page_size) for n in lens]
+    table = np.zeros((len(lens), max(counts)), dtype=np.int32)
+    used = 0
+    for row, count in enumerate(counts):
+        table[row, :count] = order[used : used + count]
+        used += count
+    return table
+
+
+def print_ops() -> None:
+    """Print the small ops of a layer of the demo model beside the obvious other ways."""
+    print("\nops: us per call")
+    weight, cache = torch.randn(576), torch.randn(4096, 64)
+    pools = [torch.zeros(4096, 3, 64) for _ in range(2)]
+    for num_rows in (1, 3, 16, 128):
+        x, gates = torch.randn(num_rows, 576), torch.randn(num_rows, 3072)
+        heads = torch.randn(num_rows, 15, 64)
+        q, k, v = heads[:, :9], heads[:, 9:12], heads[:, 12:]
+        positions, slots = torch.arange(num_rows), torch.randperm(4096)[:num_rows]
+        cos, sin = torch_ops.rope_rows(positions, cache, x.dtype)
+        calls: Timed = {
+            "rms_norm": lambda x=x: torch_ops.rms_norm(x, weight, 1e-5),
+            "F.rms_norm": lambda x=x: F.rms_norm(x, (576,), weight, 1e-5),
+            "rope": lambda q=q, k=k, p=positions: torch_ops.rope(q, k, p, cache),
+            "rope_rows": lambda p=positions: torch_ops.rope_rows(p, cache, torch.float32),
+            "apply_rope": lambda h=heads, c=cos, s=sin: torch_ops.apply_rope(h[:, :12], c, s),
+            "store_kv": lambda k=k, v=v, s=slots: torch_ops.store_kv(k, v, *pools, s),
+            "silu_and_mul": lambda g=gates: torch_ops.silu_and_mul(g),
+        }
+        cells = time_in_turn(calls, repeats=100)
+        text = "  ".join(f"{name} {value * 1e6:.1f}" for name, value in cells.items())
+        print(f"rows {num_rows:>3}  {text}")
+
+
+def main() -> None:
+    """Parse the command line and print the tables asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", nargs="*", help="linear, attention, ops; all when left out")
+    parser.add_argument("--rows", default="1,2,3,4,8,16,32,64,128,512")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    tables = args.tables or ["linear", "attention", "ops"]
+    torch.set_num_threads(args.threads)
+    with torch.inference_mode():
+        if "ops" in tables:
+            print_ops()
+        if "attention" in tables:
+            print_attention()
+        if "linear" in tables:
+            print_linear([int(rows) for rows in args.rows.split(",")])
+
+
+if __name__ == "__main__":
+    main()
