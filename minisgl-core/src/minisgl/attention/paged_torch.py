@@ -12,15 +12,13 @@ before it; -1 is no limit. Keys and values of the step's tokens are in the pool 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IntArray = npt.NDArray[np.integer]
+from minisgl.attention.key_span import IntArray, KeySpan, Scratch, find_keys
 
 # Rows of a prefill mask that are made at a time, so that a long prompt does not need a mask of
 # prompt length squared.
@@ -28,53 +26,6 @@ MAX_MASK_ROWS = 1024
 # On a CPU a decode batch whose longest request has more keys than this is attended to request by
 # request: what that costs in calls it saves in copies and padding.
 MAX_GATHERED_KEYS = 64
-
-
-@dataclass(slots=True)
-class Scratch:
-    """Room for gathered keys and values, shared by the layers of a step.
-
-    ``gather`` fills it. Fresh memory for each layer would cost more in page faults than the copy.
-    """
-
-    _buffers: dict[str, Tensor] = field(default_factory=dict)
-
-    def gather(self, name: Literal["k", "v"], pool: Tensor, index: Tensor) -> Tensor:
-        """Return ``pool[index]``, valid until the next call with this name."""
-        size = index.shape[0] * pool[0].numel()
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = pool.new_empty(size)
-        out = buffer[:size].view(index.shape[0], *pool.shape[1:])
-        return torch.index_select(pool, 0, index, out=out)
-
-
-@dataclass(frozen=True, slots=True)
-class KeySpan:
-    """The keys that one request (or one block of its queries) reads.
-
-    Attributes:
-        start: First slot, in the pool where ``pages`` is None, else among the gathered pages.
-        num_keys: Number of slots; they follow each other.
-        pages: ``[num_pages]`` int64 on the pool's device; None when they follow each other.
-    """
-
-    start: int
-    num_keys: int
-    pages: Tensor | None
-
-    def read(self, name: Literal["k", "v"], pool: Tensor, scratch: Scratch) -> Tensor:
-        """Return ``[1, num_kv_heads, num_keys, head_dim]``, a view of the pool or the scratch."""
-        if self.pages is not None:
-            pool = scratch.gather(name, pool, self.pages)
-        _, _, num_kv_heads, head_dim = pool.shape
-        _, slot_stride, head_stride, dim_stride = pool.stride()
-        # One call instead of narrow, transpose and unsqueeze: calls are what this costs.
-        return pool.as_strided(
-            (1, num_kv_heads, self.num_keys, head_dim),
-            (0, head_stride, slot_stride, dim_stride),
-            pool.storage_offset() + self.start * slot_stride,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +107,7 @@ def plan_decode(
     longest = int(num_keys.max())
     if device.type == "cpu" and (len(seq_lens) == 1 or longest > MAX_GATHERED_KEYS):
         spans = tuple(
-            _key_span(pages, int(start), int(end), page_size, device)
+            find_keys(pages, int(start), int(end), page_size, device)
             for pages, start, end in zip(page_table, starts, seq_lens, strict=True)
         )
         return DecodePlan(None, None, spans)
@@ -282,7 +233,7 @@ def plan_prefill(
             end = min(start + step, last)
             key_end = num_cached + end - first
             key_start = 0 if window_left < 0 else max(num_cached + start - first - window_left, 0)
-            keys = _key_span(page_table[row], key_start, key_end, page_size, device)
+            keys = find_keys(page_table[row], key_start, key_end, page_size, device)
             bias = None
             if not whole and (end - start > 1 or window_left >= 0):
                 bias = _band_bias(end - start, keys.num_keys, window_left, dtype, device)
@@ -321,19 +272,6 @@ def run_prefill(
     return outs[0].contiguous() if len(outs) == 1 else torch.cat(outs)
 
 
-def _key_span(
-    page_table: IntArray, start: int, end: int, page_size: int, device: torch.device
-) -> KeySpan:
-    """Return where the tokens ``start ..< end`` of the request with this table row are."""
-    first_page = start // page_size
-    pages = page_table[first_page : (end - 1) // page_size + 1].astype(np.int64)
-    offset = start - first_page * page_size
-    if (pages[1:] == pages[:-1] + 1).all():
-        return KeySpan(int(pages[0]) * page_size + offset, end - start, None)
-    index = torch.from_numpy(pages).to(device, non_blocking=True)
-    return KeySpan(offset, end - start, index)
-
-
 def _band_bias(
     num_rows: int, num_keys: int, window_left: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -367,7 +305,7 @@ def paged_decode(
     return run_decode(plan, q, k_pool, v_pool, sm_scale)
 
 
-def paged_prefill(
+def paged_prefill(  # noqa: PLR0913 - the arguments of its plan and its run
     q: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
