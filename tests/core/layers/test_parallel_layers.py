@@ -13,7 +13,7 @@ from minisgl.layers.shard import split_evenly, split_heads
 from minisgl.models.config import normalize_config
 from minisgl.models.contract import ModelBuild
 from tests.core.layers.thread_ranks import ThreadComm, run_ranks
-from tests.core.models.harness import copy_part, torch_kernels
+from tests.core.models.model_harness import copy_part, torch_kernels
 
 CPU = torch.device("cpu")
 HIDDEN, WIDTH, HEAD_DIM, NUM_Q, NUM_KV = 24, 32, 8, 8, 2

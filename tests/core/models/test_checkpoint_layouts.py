@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from minisgl.models.config import normalize_config
-from tests.core.models.harness import Runner, SingleComm, build_model, torch_kernels
+from tests.core.models.model_harness import Runner, SingleComm, build_model, torch_kernels
 from tests.tiny_models import (
     ARCHITECTURES,
     MOE_ARCHITECTURES,

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from minisgl.core import Req
-from tests.core.models.harness import Runner, Sizes
+from tests.core.models.model_harness import Runner, Sizes
 from tests.tiny_models import (
     ARCHITECTURES,
     MOE_ARCHITECTURES,

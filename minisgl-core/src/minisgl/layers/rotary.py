@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from minisgl.core import get_global_ctx
@@ -131,7 +130,7 @@ def _frequencies(config: RopeConfig, positions: torch.Tensor) -> tuple[torch.Ten
         # transformers 5 has no initialiser for this one.
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         return (1.0 / (config.theta**exponents))[None], 1.0
-    hf_config = _hf_config(config)
+    hf_config = _HfConfig(config)
     initialise = ROPE_INIT_FUNCTIONS[config.rope_type]
     short, factor = initialise(hf_config, torch.device("cpu"))
     original = config.original_length
@@ -147,17 +146,22 @@ def _frequencies(config: RopeConfig, positions: torch.Tensor) -> tuple[torch.Ten
     return torch.where(is_past[:, None], grown, short), factor
 
 
-def _hf_config(config: RopeConfig) -> LlamaConfig:
-    """Make the configuration object that the initialisers read, for transformers 4 and 5."""
-    fields: dict[str, Any] = {  # both versions take these spellings as further keywords
-        "rope_theta": config.theta,
-        "rope_scaling": {"rope_type": config.rope_type, **config.scaling},
-    }
-    return LlamaConfig(
-        hidden_size=config.head_dim,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_positions,
-        **fields,
-    )
+class _HfConfig:
+    """What the initialisers of transformers 4 and 5 read of a model's configuration.
+
+    It stands in for their own classes, whose import costs seconds.
+    """
+
+    def __init__(self, config: RopeConfig) -> None:
+        scaling = {"rope_type": config.rope_type, **config.scaling}
+        self.hidden_size = self.head_dim = config.head_dim
+        self.num_attention_heads = 1
+        self.max_position_embeddings = config.max_positions
+        self.rope_theta = config.theta
+        self.rope_scaling = scaling
+        self.rope_parameters = scaling | {"rope_theta": config.theta}
+        if config.rope_type == "longrope":
+            self.original_max_position_embeddings = config.original_length
+
+    def standardize_rope_params(self) -> None:
+        """Need nothing: the fields are in their final form."""

@@ -7,19 +7,22 @@ import torch.nn.functional as F
 
 from minisgl.moe.contract import MoEBackend, MoEConfig
 
+# Up to so many tokens a device other than a CPU lets every expert compute every token.
+_MAX_DENSE_TOKENS = 64
+
 
 class TorchMoEBackend(MoEBackend):
     """The reference, for any device and dtype.
 
-    On a CPU the tokens are sorted by expert and each expert that has any multiplies its own. On
-    other devices that would mean to wait for the counts, so there every expert multiplies all
-    tokens with mostly zero weights: slow, but free of synchronisation and capturable.
+    The tokens are sorted by expert, and each expert that has any multiplies its own. The host has
+    to know how many those are, which on a GPU means to wait for it and cannot be captured. So a
+    decode step there lets every expert multiply all tokens, most of them weighted by zero; the
+    weights, which bound such a step, are read once either way.
     """
 
     def __init__(self, config: MoEConfig) -> None:
         """Keep the routing parameters."""
         self._top_k = config.top_k
-        self._num_experts = config.num_experts
         self._is_renormalized = config.is_renormalized
         self._is_host = config.device.type == "cpu"
 
@@ -32,8 +35,14 @@ class TorchMoEBackend(MoEBackend):
     ) -> torch.Tensor:
         """Compute one MoE layer; see the contract."""
         weights, experts = route(router_logits, self._top_k, self._is_renormalized)
-        compute = _grouped_by_expert if self._is_host else _all_experts
+        compute = _grouped_by_expert if self._is_grouped(len(experts)) else _all_experts
         return compute(hidden_states, weights, experts, gate_up_weight, down_weight)
+
+    def _is_grouped(self, num_tokens: int) -> bool:
+        """Whether to let each expert compute only its own tokens."""
+        if self._is_host:
+            return True
+        return num_tokens > _MAX_DENSE_TOKENS and not torch.cuda.is_current_stream_capturing()
 
 
 def route(
