@@ -9,6 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 GGUF_ARCH = {
@@ -89,8 +90,6 @@ def gguf_tensors(
 
 def checkpoint_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Read a saved model's tensors by the names of its checkpoint."""
-    from safetensors.torch import load_file  # noqa: PLC0415
-
     tensors: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(path)

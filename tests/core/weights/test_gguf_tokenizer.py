@@ -29,7 +29,9 @@ def write_metadata(path: Path, values: dict[str, Any]) -> Path:
     """Write a file with tokenizer keys only."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in values.items():
-        full = f"tokenizer.ggml.{key}" if not key.startswith("chat_template") else f"tokenizer.{key}"
+        full = (
+            f"tokenizer.ggml.{key}" if not key.startswith("chat_template") else f"tokenizer.{key}"
+        )
         if isinstance(value, bool):
             writer.add_bool(full, value)
         elif isinstance(value, int):
@@ -195,7 +197,7 @@ def sentencepiece_like() -> Tokenizer:
     )
     corpus = ["the capital of france is paris", "def fibonacci(n): return n", "two  spaces", "café"]
     tokenizer.train_from_iterator(corpus * 3, trainer)
-    # The trainer can only give byte tokens their ids by adding them; a real model does not add them.
+    # The trainer can only give byte tokens their ids by adding them, which a real model does not.
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = content["added_tokens"][:3]
     return Tokenizer.from_str(json.dumps(content))

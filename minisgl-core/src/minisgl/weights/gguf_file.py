@@ -18,6 +18,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from minisgl.errors import ModelError
+from minisgl.weights.byte_ranges import ByteRanges
 
 _MAGIC = b"GGUF"
 _SCALARS = "BbHhIif?"  # struct codes of the value types 0 to 7
@@ -76,6 +77,7 @@ class GGUFFile:
         """
         parts = _all_parts(path)
         self.path = parts[0]
+        self._ranges = ByteRanges()
         self.metadata: dict[str, MetaValue] = {}
         self.tensors: dict[str, GGUFTensor] = {}
         for part in parts:
@@ -100,12 +102,14 @@ class GGUFFile:
         """
         tensor = self.tensors[name]
         size = (last - first) * tensor.row_bytes
-        raw = np.fromfile(
-            tensor.path, np.uint8, size, offset=tensor.offset + first * tensor.row_bytes
-        )
+        raw = self._ranges.read(tensor.path, tensor.offset + first * tensor.row_bytes, size)
         if raw.size != size:
             raise ModelError(f"{tensor.path}: truncated in tensor {name}")
         return raw.reshape(last - first, tensor.row_bytes)
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        self._ranges.close()
 
 
 def _all_parts(path: Path) -> list[Path]:

@@ -108,7 +108,8 @@ class GGUFWeightReader(WeightReader):
         return self._dequantize(place.stored, raw)[(slice(None), *index[1:])]
 
     def close(self) -> None:
-        """Nothing is held open between reads."""
+        """Close the files."""
+        self._file.close()
 
     def _add(self, name: str, model: GGUFModel) -> None:
         """Enter the Hugging Face tensors that one stored tensor holds."""

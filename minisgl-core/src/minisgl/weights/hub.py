@@ -72,4 +72,5 @@ def _explain(model: str, revision: str | None, error: Exception) -> str:
     # Gated is a kind of not-found, so the most specific name is looked up first.
     known = next((reasons[kind] for kind in kinds if kind in reasons), None)
     what = known or (str(error).strip().splitlines() or [repr(error)])[0]
-    return f"--model {model}: from the Hugging Face hub: {what}"
+    where = f"there is no local folder {Path.cwd() / model} either"
+    return f"--model {model}: from the Hugging Face hub: {what}; {where}"

@@ -71,7 +71,7 @@ class FolderFiles(ModelFiles):
             )
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                self._folder, local_files_only=True
+                self._folder, local_files_only=True, trust_remote_code=False
             )
         # The library's parsers raise bare Exception too for a damaged file.
         except Exception as error:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from minisgl.errors import ModelError
+from minisgl.weights.byte_ranges import ByteRanges
 from minisgl.weights.contract import WeightReader
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -67,6 +67,7 @@ class SafetensorsReader(WeightReader):
                 of the index is not where it should be, or one is stored twice.
         """
         self._folder = folder
+        self._ranges = ByteRanges()
         self._entries: dict[str, _Entry] = {}
         index = read_index(folder)
         for path in find_shards(folder, index):
@@ -102,14 +103,26 @@ class SafetensorsReader(WeightReader):
         """Read a part; of the first dimension only the wanted rows are read from disk."""
         entry = self._entries[name]
         if not entry.shape:
-            return _read(name, entry, 0, 1).reshape(())
+            return self._read(name, entry, 0, 1).reshape(())
         first, last, step = index[0].indices(entry.shape[0])
         last = max(first, last)
-        rows = _read(name, entry, first, last)
+        rows = self._read(name, entry, first, last)
         return rows[(slice(None, None, step), *index[1:])]
 
     def close(self) -> None:
-        """Nothing is held open between reads."""
+        """Close the files."""
+        self._ranges.close()
+
+    def _read(self, name: str, entry: _Entry, first: int, last: int) -> torch.Tensor:
+        """Read the rows ``first`` to ``last`` (exclusive) of the first dimension."""
+        row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        size = (last - first) * row_bytes
+        raw = self._ranges.read(entry.path, entry.offset + first * row_bytes, size)
+        if raw.size != size:
+            raise ModelError(f"{entry.path}: truncated in tensor {name}")
+        if size == 0:
+            return torch.empty((last - first, *entry.shape[1:]), dtype=entry.dtype)
+        return torch.from_numpy(raw).view(entry.dtype).reshape(last - first, *entry.shape[1:])
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
@@ -174,6 +187,8 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         table = json.loads(raw)
     except ValueError as error:
         raise ModelError(f"{path}: its header is not JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise ModelError(f"{path}: its header is not a table of tensors")
     table.pop("__metadata__", None)
     data_start = 8 + length
     entries = {name: _entry(path, name, fields, data_start, size) for name, fields in table.items()}
@@ -184,7 +199,7 @@ def _entry(path: Path, name: str, fields: Any, data_start: int, size: int) -> _E
     """Check one entry of the table. ``fields`` is JSON of any shape until checked."""
     try:
         dtype_name, shape = fields["dtype"], tuple(int(n) for n in fields["shape"])
-        first, last = fields["data_offsets"]
+        first, last = (int(n) for n in fields["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: the header entry of tensor {name} is damaged") from error
     if dtype_name not in _DTYPES:
@@ -192,7 +207,7 @@ def _entry(path: Path, name: str, fields: Any, data_start: int, size: int) -> _E
             f"{path}: tensor {name} has dtype {dtype_name}; known: {', '.join(_DTYPES)}"
         )
     dtype = _DTYPES[dtype_name]
-    if last - first != math.prod(shape) * dtype.itemsize:
+    if first < 0 or last - first != math.prod(shape) * dtype.itemsize:
         raise ModelError(
             f"{path}: tensor {name}: {last - first} bytes do not fit {dtype_name} {shape}"
         )
@@ -201,15 +216,3 @@ def _entry(path: Path, name: str, fields: Any, data_start: int, size: int) -> _E
             f"{path}: truncated: tensor {name} ends at byte {data_start + last}, the file at {size}"
         )
     return _Entry(path, dtype, shape, data_start + first)
-
-
-def _read(name: str, entry: _Entry, first: int, last: int) -> torch.Tensor:
-    """Read the rows ``first`` to ``last`` (exclusive) of the first dimension."""
-    row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
-    size = (last - first) * row_bytes
-    raw = np.fromfile(entry.path, np.uint8, size, offset=entry.offset + first * row_bytes)
-    if raw.size != size:
-        raise ModelError(f"{entry.path}: truncated in tensor {name}")
-    if size == 0:
-        return torch.empty((last - first, *entry.shape[1:]), dtype=entry.dtype)
-    return torch.from_numpy(raw).view(entry.dtype).reshape(last - first, *entry.shape[1:])
