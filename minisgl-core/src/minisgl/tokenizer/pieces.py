@@ -70,19 +70,17 @@ class TokenPieces:
         """Return the UTF-8 bytes of one token by itself, maybe an incomplete character."""
         if self._is_byte_level:
             return self._bytes_of(token_id)
-        token = self._token(token_id)
+        token = self._token(token_id) or ""
         if match := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(match[1], 16)])
         if self._num_stripped is not None:
             return token.encode()
         return self._decode([token_id]).encode()
 
-    def _token(self, token_id: int) -> str:
-        """Return a token with sentencepiece's spaces as spaces; "" for an unused id."""
-        token: str | None = None
-        if self._backend is not None:
-            token = self._backend.id_to_token(token_id)
-        return (token or "").replace("\u2581", " ")
+    def _token(self, token_id: int) -> str | None:
+        """Return a token with sentencepiece's spaces as spaces; ``None`` for an unused id."""
+        token = None if self._backend is None else self._backend.id_to_token(token_id)
+        return None if token is None else token.replace("\u2581", " ")
 
     def _bytes_of(self, token_id: int) -> bytes:
         """Return the bytes of a byte-level token; b"" for an unused id."""
@@ -122,7 +120,7 @@ class _FallbackStream(PieceStream):
     """Sentencepiece with bytes: a run of byte tokens is one text, or not text at all."""
 
     def __init__(
-        self, token: Callable[[int], str], hidden: frozenset[int], num_stripped: int
+        self, token: Callable[[int], str | None], hidden: frozenset[int], num_stripped: int
     ) -> None:
         self._token = token
         self._hidden = hidden
@@ -130,9 +128,9 @@ class _FallbackStream(PieceStream):
         self._run = bytearray()
 
     def push(self, token_id: int) -> str:
-        if token_id in self._hidden:
-            return ""
-        token = self._token(token_id)
+        token = None if token_id in self._hidden else self._token(token_id)
+        if token is None:
+            return ""  # nothing at all, so it does not end a run of bytes either
         if match := _BYTE_TOKEN.fullmatch(token):
             self._run.append(int(match[1], 16))
             return ""
