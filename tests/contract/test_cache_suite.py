@@ -6,10 +6,9 @@ import pytest
 
 from minisgl.kvcache.contract import PrefixCache
 from tests.contract import broken_caches as broken
+from tests.contract.suite_runs import path_of, run_suite
 
 pytest_plugins = "pytester"
-
-SUITE = "minisgl.testing.conformance.test_cache"
 
 # What a run has to say about each fault.
 FAULTS: list[tuple[type[PrefixCache], str]] = [
@@ -36,28 +35,18 @@ FAULTS: list[tuple[type[PrefixCache], str]] = [
 ]
 
 
-def run_suite(pytester: pytest.Pytester, cache: type[PrefixCache], *args: str) -> list[str]:
-    """Run the suite against a cache until it fails; return what the failures say."""
-    name = f"cache:{cache.__module__}:{cache.__name__}"
-    run = pytester.inline_run(
-        *("--pyargs", SUITE, f"--backend={name}", "-p", "minisgl.testing.plugin"),
-        *("-x", "-q", "-p", "no:cacheprovider", *args),
-    )
-    passed, _, failed = run.listoutcomes()
-    assert passed or failed
-    return [report.longreprtext for report in failed]
-
-
 @pytest.mark.parametrize(
     ("cache", "sentence"), FAULTS, ids=lambda value: getattr(value, "__name__", "")
 )
 def test_the_suite_names_the_rule_that_a_broken_cache_breaks(
     pytester: pytest.Pytester, cache: type[PrefixCache], sentence: str
 ) -> None:
-    failures = run_suite(pytester, cache, "-k", "not page2 and not page16 and not page64")
+    failures = run_suite(
+        pytester, f"cache:{path_of(cache)}", "-k", "not page2 and not page16 and not page64"
+    )
     assert failures
     assert sentence in failures[0]
 
 
 def test_the_suite_passes_a_cache_that_is_right(pytester: pytest.Pytester) -> None:
-    assert run_suite(pytester, broken.UncheckedCache, "-k", "page4 or page16") == []
+    assert run_suite(pytester, f"cache:{path_of(broken.UncheckedCache)}", "-k", "page4") == []

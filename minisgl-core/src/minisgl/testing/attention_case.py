@@ -151,10 +151,11 @@ class AttentionCase:
 
     def swap_rows(self, first: int, second: int) -> None:
         """Let two requests trade rows of the page table, on the host and on the device."""
-        for array in (self.page_table, self._keys, self._values, self.context.page_table):
-            rows = array if array.ndim == 2 else array.transpose(0, 1)
-            copy = rows[[second, first]]
-            rows[[first, second]] = copy
+        pair, swapped = [first, second], [second, first]
+        self.page_table[pair] = self.page_table[swapped]
+        self.context.page_table[pair] = self.context.page_table[swapped]
+        self._keys[:, pair] = self._keys[:, swapped]
+        self._values[:, pair] = self._values[:, swapped]
 
     def _fill_pool(self, heads: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Write all requests into their pages, and garbage everywhere else."""

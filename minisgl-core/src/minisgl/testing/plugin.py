@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from minisgl.errors import MinisglError
-from minisgl.testing.selection import SUITES, BackendSelector, TestedBackend, suite_kinds
+from minisgl.testing.selection import (
+    SUITES,
+    BackendSelector,
+    TestedBackend,
+    suite_kind,
+    suite_kinds,
+)
 
 pytest.register_assert_rewrite("minisgl.testing.cache_model")
 
@@ -57,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what is tested, and what was asked for and does not work here."""
     selector = config.stash[_SELECTOR]
-    chosen = ", ".join(map(str, config.stash[_SELECTED])) or "none"
+    selected = config.stash[_SELECTED]
+    chosen = ", ".join(str(backend) for backend in selected) or "none"
     lines = [f"minisgl backends on {selector.machine.device}: {chosen}"]
     return lines + [f"not tested: {refusal}" for refusal in selector.refused]
 
@@ -66,7 +73,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Skip the suites of kinds that were not asked for, without importing them."""
     if collection_path.parent != SUITES or not collection_path.stem.startswith("test_"):
         return None
-    kind = collection_path.stem.removeprefix("test_")
+    kind = suite_kind(collection_path)
     return True if kind not in {chosen.kind for chosen in config.stash[_SELECTED]} else None
 
 
@@ -83,6 +90,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     path = Path(metafunc.module.__file__ or "")
     if path.parent != SUITES or "backend" not in metafunc.fixturenames:
         return
-    kind = path.stem.removeprefix("test_")
+    kind = suite_kind(path)
     chosen = [backend for backend in metafunc.config.stash[_SELECTED] if backend.kind == kind]
     metafunc.parametrize("backend", chosen, ids=[backend.name for backend in chosen])

@@ -6,6 +6,7 @@ device, to be compared within the rounding of the dtype under test: see `toleran
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope(x: Tensor, positions: Tensor, cos_sin_cache: Tensor) -> Tensor:
-    """Rotate halves of the first ``rotary_dim`` dimensions of ``x[num_tokens, heads, head_dim]``."""
+    """Rotate halves of the first ``rotary_dim`` of heads in ``[num_tokens, heads, head_dim]``."""
     x = x.double()
     half = cos_sin_cache.shape[1] // 2
     rows = cos_sin_cache.double()[positions.long()].unsqueeze(1)
@@ -98,7 +99,7 @@ def act_and_mul(x: Tensor, activation: str) -> Tensor:
         return gate * gate.sigmoid() * up
     if activation == "gelu":
         return gate * 0.5 * (1 + (gate / 2**0.5).erf()) * up
-    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
     return gate * 0.5 * (1 + inner.tanh()) * up
 
 

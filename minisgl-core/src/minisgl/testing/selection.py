@@ -70,9 +70,14 @@ class TestedBackend:
         return f"{self.kind}:{self.name}"
 
 
+def suite_kind(path: Path) -> str:
+    """Return the kind that a suite's module is about; ``test_KIND.py`` or ``test_KIND_part.py``."""
+    return path.stem.split("_")[1]
+
+
 def suite_kinds() -> tuple[str, ...]:
     """Return the kinds that have a suite, in alphabetical order."""
-    return tuple(sorted(path.stem.removeprefix("test_") for path in SUITES.glob("test_*.py")))
+    return tuple(sorted({suite_kind(path) for path in SUITES.glob("test_*.py")}))
 
 
 def context_of(machine: Machine) -> ProbeContext:

@@ -1,0 +1,230 @@
+"""Backends of other kinds with one fault each, for the suites to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.contract import AttentionConfig
+from minisgl.attention.torch_backend import TorchAttentionBackend
+from minisgl.core import Batch
+from minisgl.kvcache.contract import PrefixCache
+from minisgl.moe.contract import MoEConfig
+from minisgl.moe.torch_backend import TorchMoEBackend
+from minisgl.ops.contract import SamplingHints, SamplingInputs
+from minisgl.ops.torch_set import TorchKernelSet
+from minisgl.scheduler.contract import Policy, PolicyConfig, ScheduledReq
+
+
+class IgnoresTheWindow(TorchAttentionBackend):
+    """Every layer sees everything."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        layers = tuple(replace(layer, window_left=-1) for layer in config.layers)
+        super().__init__(replace(config, layers=layers))
+
+
+class MistakesTheWindowByOne(TorchAttentionBackend):
+    """Takes ``window_left`` for the size of the window."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        layers = tuple(
+            replace(layer, window_left=max(layer.window_left - 1, -1)) for layer in config.layers
+        )
+        super().__init__(replace(config, layers=layers))
+
+
+class UsesOneScale(TorchAttentionBackend):
+    """Every layer has the scale of the first."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        scale = config.layers[0].sm_scale
+        layers = tuple(replace(layer, sm_scale=scale) for layer in config.layers)
+        super().__init__(replace(config, layers=layers))
+
+
+class ScalesTheQueriesInPlace(TorchAttentionBackend):
+    """Leaves q changed."""
+
+    def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
+        out = super().forward(q, layer_id, batch)
+        q.mul_(0.5)
+        return out
+
+
+class ForgetsTheNewestToken(TorchAttentionBackend):
+    """A decode step does not see the token that it computes."""
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        host = batch.host
+        if batch.is_decode and host is not None:
+            shorter = (host.seq_lens - 1).clip(min=1)
+            batch.host = replace(host, seq_lens=shorter)
+        super().prepare_metadata(batch)
+        batch.host = host
+
+
+class PlansOnceForAllReplays(TorchAttentionBackend):
+    """A captured step keeps the lengths of its capture."""
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        assert batch.seq_lens is not None
+        frozen = replace(batch, seq_lens=batch.seq_lens.clone())
+        super().prepare_for_capture(frozen)
+        batch.attn_metadata = frozen.attn_metadata
+        batch.seq_lens = frozen.seq_lens
+
+
+class BrokenKernels(TorchKernelSet):
+    """The torch set with some ops replaced."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        raise NotImplementedError
+
+    def ops(self) -> Mapping[str, Callable[..., Any]]:
+        return {**super().ops(), **self.changed()}
+
+
+class AddsNoEps(BrokenKernels):
+    """A norm that forgets epsilon."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        good = super(BrokenKernels, self).ops()["rms_norm"]
+        return {"rms_norm": lambda x, weight, eps: good(x, weight, 0.0)}
+
+
+class RotatesPairs(BrokenKernels):
+    """Rotates neighbours instead of halves."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        good = super(BrokenKernels, self).ops()["rope"]
+
+        def rope(q: Tensor, k: Tensor, positions: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+            half = cache.shape[1] // 2
+
+            def mixed(x: Tensor, *, is_back: bool) -> Tensor:
+                head, rest = x[..., : 2 * half], x[..., 2 * half :]
+                shape = (half, 2) if not is_back else (2, half)
+                return torch.cat((head.unflatten(-1, shape).mT.flatten(-2), rest), dim=-1)
+
+            rotated = good(mixed(q, is_back=False), mixed(k, is_back=False), positions, cache)
+            return tuple(mixed(x, is_back=True) for x in rotated)
+
+        return {"rope": rope}
+
+
+class StoresOneSlotTooFar(BrokenKernels):
+    """Off by one."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        good = super(BrokenKernels, self).ops()["store_kv"]
+
+        def store(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, out_loc: Tensor) -> None:
+            good(k, v, k_pool, v_pool, (out_loc + 1) % len(k_pool))
+
+        return {"store_kv": store}
+
+
+class BrokenSampler(BrokenKernels):
+    """Calls the good sampler with something changed."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        good = super(BrokenKernels, self).ops()["sample"]
+
+        def sample(
+            logits: Tensor,
+            inputs: SamplingInputs,
+            is_all_greedy: bool,
+            hints: SamplingHints | None = None,
+        ) -> Tensor:
+            result: Tensor = good(logits, self.altered(inputs), is_all_greedy, hints)
+            return result
+
+        return {"sample": sample}
+
+    def altered(self, inputs: SamplingInputs) -> SamplingInputs:
+        raise NotImplementedError
+
+
+class IgnoresTopP(BrokenSampler):
+    """Keeps all tokens that top-k keeps."""
+
+    def altered(self, inputs: SamplingInputs) -> SamplingInputs:
+        return inputs._replace(top_p=torch.ones_like(inputs.top_p))
+
+
+class DrawsByRow(BrokenSampler):
+    """The draw depends on where a row stands."""
+
+    def altered(self, inputs: SamplingInputs) -> SamplingInputs:
+        return inputs._replace(seeds=inputs.seeds + torch.arange(len(inputs.seeds)))
+
+
+class UsesTheGlobalGenerator(BrokenSampler):
+    """The draw depends on what else was drawn in the process."""
+
+    def altered(self, inputs: SamplingInputs) -> SamplingInputs:
+        return inputs._replace(seeds=torch.randint(0, 1 << 40, inputs.seeds.shape))
+
+
+class NeverRenormalizes(TorchMoEBackend):
+    """Ignores ``is_renormalized``."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__(replace(config, is_renormalized=False))
+
+
+class NormalizesItsInput(TorchMoEBackend):
+    """Leaves the logits changed."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        router_logits: Tensor,
+        gate_up_weight: Tensor,
+        down_weight: Tensor,
+    ) -> Tensor:
+        router_logits.sub_(router_logits.amax(dim=-1, keepdim=True))
+        return super().forward(hidden_states, router_logits, gate_up_weight, down_weight)
+
+
+class SwapsGateAndUp(TorchMoEBackend):
+    """Takes the second half for the gate."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        router_logits: Tensor,
+        gate_up_weight: Tensor,
+        down_weight: Tensor,
+    ) -> Tensor:
+        gate, up = gate_up_weight.chunk(2, dim=1)
+        swapped = torch.cat((up, gate), dim=1)
+        return super().forward(hidden_states, router_logits, swapped, down_weight)
+
+
+class StarvesTheLast(Policy):
+    """Never names the youngest request."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        del config
+
+    def order(self, waiting: Any, cache: PrefixCache) -> list[ScheduledReq]:  # Any: an iterable
+        return list(waiting)[:-1]
+
+
+class LeavesALock(Policy):
+    """Changes the cache that it looks into."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        del config
+
+    def order(self, waiting: Any, cache: PrefixCache) -> list[ScheduledReq]:  # Any: an iterable
+        reqs = list(waiting)
+        for req in reqs:
+            cache.lock(cache.match_prefix(req.token_ids).handle)
+        return reqs
