@@ -21,6 +21,12 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.fake_engine import FakeEngine, make_limits
 
 
+def make_config(**fields: object) -> SchedulerConfig:
+    """Make a strict configuration: books are checked, and what the fake finds wrong is raised."""
+    strict: dict[str, object] = {"is_checked_every_step": True, "is_isolating": False}
+    return SchedulerConfig(**{**strict, **fields})  # type: ignore[arg-type]  # fields of any type
+
+
 def make_cache(name: str, page_size: int) -> PrefixCache:
     config = CacheConfig(page_size)
     return RadixCache(config) if name == "radix" else NaiveCache(config)
@@ -60,7 +66,7 @@ class Harness:
         policy: str = "fcfs",
     ) -> None:
         limits = make_limits() if limits is None else limits
-        config = SchedulerConfig(is_checked_every_step=True) if config is None else config
+        config = make_config() if config is None else config
         self.engine = FakeEngine(limits)
         self.io = OfflineIO()
         self.cache = make_cache(cache, limits.page_size)

@@ -21,6 +21,7 @@ def random_config(rng: Random, is_overlap: bool) -> SchedulerConfig:
         max_overtakes=rng.choice([0, 2, 64]),
         min_shared_tokens=rng.choice([1, 4, 16]),
         headroom_tokens=rng.choice([0, 0, 0, 2, 64]),
+        is_isolating=False,  # so that what the fake engine finds wrong is not taken in stride
         is_checked_every_step=True,
     )
 

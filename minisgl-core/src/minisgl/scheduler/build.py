@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from minisgl.config.load import Settings
 from minisgl.config.sections import SchedulerSettings
 from minisgl.engine.contract import StepEngine
 from minisgl.kvcache.contract import CacheConfig, PrefixCache
 from minisgl.plugin.manager import PluginManager
+from minisgl.plugin.selection import Selection
 from minisgl.plugin.spec import ProbeContext
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.contract import Policy, PolicyConfig
@@ -14,21 +17,49 @@ from minisgl.scheduler.io import SchedulerIO
 from minisgl.scheduler.scheduler import Scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class SchedulerBackends:
+    """The picked backends that a scheduler needs; resolved before weights are loaded.
+
+    Attributes:
+        cache: The prefix cache.
+        policy: The order in which waiting requests start.
+    """
+
+    cache: Selection
+    policy: Selection
+
+    @classmethod
+    def resolve(cls, manager: PluginManager, settings: Settings) -> SchedulerBackends:
+        """Pick both.
+
+        Raises:
+            PluginError: A choice cannot be met; the message starts with its flag.
+        """
+        context = ProbeContext(page_size=settings.engine.page_size)
+        return cls(
+            cache=manager.resolve("cache", settings.backends.cache, context),
+            policy=manager.resolve("policy", settings.backends.policy, context),
+        )
+
+    def describe(self) -> list[str]:
+        """Say for each kind what was picked and why, one line each."""
+        return [self.cache.describe(), self.policy.describe()]
+
+
 def build_scheduler(
-    manager: PluginManager, settings: Settings, engine: StepEngine, io: SchedulerIO
+    backends: SchedulerBackends, settings: Settings, engine: StepEngine, io: SchedulerIO
 ) -> Scheduler:
-    """Build a scheduler with the cache and the policy that the settings name.
+    """Build a scheduler with the picked backends.
 
     Raises:
-        PluginError: One of them cannot be had.
+        PluginError: The code of one of them cannot be imported.
     """
-    context = ProbeContext(page_size=engine.limits.page_size)
-    chosen_cache = manager.resolve("cache", settings.backends.cache, context).one
-    cache: PrefixCache = chosen_cache.build(
-        CacheConfig(engine.limits.page_size, settings.plugin(chosen_cache.key))
+    cache_backend, policy_backend = backends.cache.one, backends.policy.one
+    cache: PrefixCache = cache_backend.build(
+        CacheConfig(engine.limits.page_size, settings.plugin(cache_backend.key))
     )
-    chosen_policy = manager.resolve("policy", settings.backends.policy, context).one
-    policy: Policy = chosen_policy.build(PolicyConfig(settings.plugin(chosen_policy.key)))
+    policy: Policy = policy_backend.build(PolicyConfig(settings.plugin(policy_backend.key)))
     config = scheduler_config(settings.scheduler, settings.engine.tp)
     return Scheduler(engine, cache, policy, io, config)
 

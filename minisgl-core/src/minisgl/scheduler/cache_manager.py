@@ -168,8 +168,8 @@ class CacheManager:
         """
         pages = self.page_table[req.table_idx, : req.num_pages].copy()
         own = pages[req.num_cached_pages :]
-        # Under overlap the KV of a token that the host never saw may be there; it is of no use.
-        num_full = min(req.cached_len, req.num_tokens) // self.page_size
+        assert req.cached_len <= req.num_tokens, f"{req}: the host knows {req.num_tokens} tokens"
+        num_full = req.cached_len // self.page_size
         if is_valid and self.is_sharing and num_full > req.num_cached_pages:
             offered = pages[:num_full]
             result = self.cache.insert_prefix(req.tokens[: num_full * self.page_size], offered)

@@ -130,7 +130,6 @@ class Lifecycle:
         self._decode.remove(req)
         self._prefill.discard(req)
         self.release(req)
-        req.device_len = req.num_tokens
         req.num_retractions += 1
         self.num_retractions += 1
         self._prefill.put_back(req)
