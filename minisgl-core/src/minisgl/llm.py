@@ -25,7 +25,7 @@ from minisgl.generation import Generation
 from minisgl.message.types import AbortMsg, ResultMsg, SchedulerStats, UserMsg
 from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.build import build_scheduler
+from minisgl.scheduler.build import SchedulerBackends, build_scheduler
 from minisgl.scheduler.io import DeadlineIO, OfflineIO
 from minisgl.tokenizer.chat import ChatOptions, Message, encode_chat
 from minisgl.tokenizer.encode import encode_text
@@ -62,6 +62,7 @@ class LLM:
         """
         manager = PluginManager.bootstrap()
         filled = manager.load_settings({"model": model, **settings})
+        backends = SchedulerBackends.resolve(manager, filled)
         files = open_model(
             filled.model.model,
             filled.model.model_source,
@@ -81,7 +82,7 @@ class LLM:
             )
         )
         self._io = OfflineIO()
-        self._scheduler = build_scheduler(manager, filled, self._engine, DeadlineIO(self._io))
+        self._scheduler = build_scheduler(backends, filled, self._engine, DeadlineIO(self._io))
         self._open: dict[int, Generation] = {}
         self._uids = count()
         self._lock = threading.RLock()
@@ -125,6 +126,7 @@ class LLM:
         except BaseException:
             self._abandon([g for group in groups for g in group])
             raise
+        self._settle()
         return [_completion(group) for group in groups]
 
     def chat(
@@ -247,6 +249,11 @@ class LLM:
             self._scheduler.step()
             self._dispatch()
 
+    def _settle(self) -> None:
+        """When nobody waits, let the step that was launched ahead end, so that all pages return."""
+        while not self._open and self._scheduler.has_work:
+            self._step()
+
     def _dispatch(self) -> None:
         """Give tokens and results to their generations; stop those that found a stop string."""
         for reply in self._io.take():
@@ -275,19 +282,20 @@ class LLM:
         num_chars = num_tokens = 0
         try:
             while not generation.is_ended:
-                self._step()
-                text = generation.text[num_chars:]
-                tokens = generation.token_ids[num_tokens:]
-                num_chars, num_tokens = len(generation.text), len(generation.token_ids)
-                if text and not generation.is_ended:
+                # Another caller's step may have brought something, or even the end.
+                if num_chars == len(generation.text):
+                    self._step()
+                if num_chars < len(generation.text) and not generation.is_ended:
+                    text, tokens = generation.text[num_chars:], generation.token_ids[num_tokens:]
+                    num_chars, num_tokens = len(generation.text), len(generation.token_ids)
                     yield Chunk(text=text, token_ids=tokens, finish_reason=None)
-                    text, tokens = "", []
         finally:
             self._abandon([generation])
+            self._settle()
         choice = generation.choice()
         yield Chunk(
-            text=text,
-            token_ids=tokens,
+            text=generation.text[num_chars:],
+            token_ids=generation.token_ids[num_tokens:],
             finish_reason=choice["finish_reason"],
             error=choice["error"],
             usage=Generation.usage([generation]),
