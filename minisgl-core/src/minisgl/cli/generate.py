@@ -6,15 +6,19 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
 from minisgl.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from minisgl.completion import Choice, Chunk, Completion
+    from minisgl.tokenizer.chat import Message
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -32,21 +36,22 @@ _PLAIN_PARAMS = (
     "frequency_penalty",
 )
 
-Messages = list[dict[str, str]]
-Output = Mapping[str, Any]  # Any: text, numbers, lists
+Prompt = str | list[int]
 
 
 class TextModel(Protocol):
     """The part of `minisgl.llm.LLM` that is used here."""
 
-    def generate(self, prompts: list[str], params: SamplingParams) -> Sequence[Output]:
+    def generate(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams
+    ) -> Sequence[Completion]:
         """Complete prompts."""
 
-    def chat(self, messages: list[Messages], params: SamplingParams) -> Sequence[Output]:
-        """Answer conversations."""
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[Chunk]:
+        """Complete one prompt piece by piece."""
 
-    def stream(self, prompt: str | Messages, params: SamplingParams) -> Iterator[Output]:
-        """Complete one prompt, or answer one conversation, piece by piece."""
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt of a conversation."""
 
 
 Opener = Callable[..., AbstractContextManager[TextModel]]
@@ -69,15 +74,29 @@ class Timing:
     total_s: float
     tokens_per_s: float
 
+    @classmethod
+    def of(cls, num_tokens: int, first_token_s: float | None, total_s: float) -> Timing:
+        """Work out the rate."""
+        return cls(num_tokens, first_token_s, total_s, num_tokens / total_s if total_s > 0 else 0.0)
+
     def __str__(self) -> str:
         """Write the line that goes to stderr."""
-        first = (
-            "" if self.first_token_s is None else f", the first after {self.first_token_s:.2f} s"
-        )
-        return (
-            f"{self.num_tokens} tokens in {self.total_s:.2f} s{first}, "
-            f"{self.tokens_per_s:.1f} tokens/s"
-        )
+        first = "" if self.first_token_s is None else f", first after {self.first_token_s:.2f} s"
+        rate = f"{self.tokens_per_s:.1f} tokens/s"
+        return f"{self.num_tokens} tokens in {self.total_s:.2f} s{first}, {rate}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is left to report when the text has been printed.
+
+    Attributes:
+        timing: How long it took.
+        problems: What went wrong with requests.
+    """
+
+    timing: Timing
+    problems: list[str]
 
 
 def run(context: CommandContext) -> int:
@@ -110,12 +129,15 @@ def generate(context: CommandContext, opener: Opener) -> int:
     if arguments.system and not arguments.chat:
         raise SettingsError("--system: goes with --chat")
     with opener(**context.filled_settings.given) as model:
+        inputs = [_encode(model, prompt, arguments) for prompt in prompts]
         if can_stream and arguments.stream is not False:
-            timing = _stream(model, prompts[0], params, arguments)
+            answer = _stream(model, inputs[0], params)
         else:
-            timing = _at_once(model, prompts, params, arguments)
-    sys.stderr.write(f"{timing}\n")
-    return 0
+            answer = _at_once(model, prompts, inputs, params, is_json=arguments.json)
+    sys.stderr.write(f"{answer.timing}\n")
+    for problem in answer.problems:
+        sys.stderr.write(f"minisgl: {problem}\n")
+    return 1 if answer.problems else 0
 
 
 def sampling_params(arguments: Namespace) -> SamplingParams:
@@ -159,53 +181,66 @@ def read_prompts(context: CommandContext) -> list[str]:
     raise SettingsError(f"PROMPT: is missing; give it as argument, --prompt-file or stdin{taken}")
 
 
-def _messages(prompt: str, arguments: Namespace) -> Messages:
+def _encode(model: TextModel, prompt: str, arguments: Namespace) -> Prompt:
+    """Put a prompt into the chat template where that was asked for."""
+    if not arguments.chat:
+        return prompt
     system = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    return [*system, {"role": "user", "content": prompt}]
+    return model.encode_chat([*system, {"role": "user", "content": prompt}])
 
 
-def _stream(model: TextModel, prompt: str, params: SamplingParams, arguments: Namespace) -> Timing:
+def _stream(model: TextModel, prompt: Prompt, params: SamplingParams) -> Answer:
     """Print one completion piece by piece."""
     start = time.perf_counter()
     first_s: float | None = None
-    piece: Output = {}
-    source = _messages(prompt, arguments) if arguments.chat else prompt
-    for piece in model.stream(source, params):
+    num_tokens = 0
+    problems: list[str] = []
+    for chunk in model.stream(prompt, params):
         if first_s is None:
             first_s = time.perf_counter() - start
-        sys.stdout.write(piece["text"])
+        num_tokens += len(chunk["token_ids"])
+        sys.stdout.write(chunk["text"])
         sys.stdout.flush()
-    total_s = time.perf_counter() - start
+        problems += _problems(chunk)
+    timing = Timing.of(num_tokens, first_s, time.perf_counter() - start)
     sys.stdout.write("\n")
-    return _timing([piece], first_s, total_s)
+    sys.stdout.flush()
+    return Answer(timing, problems)
 
 
 def _at_once(
-    model: TextModel, prompts: list[str], params: SamplingParams, arguments: Namespace
-) -> Timing:
+    model: TextModel,
+    prompts: list[str],
+    inputs: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    is_json: bool,
+) -> Answer:
     """Make all completions, then print them."""
     start = time.perf_counter()
-    if arguments.chat:
-        outputs = model.chat([_messages(prompt, arguments) for prompt in prompts], params)
-    else:
-        outputs = model.generate(prompts, params)
-    timing = _timing(outputs, None, time.perf_counter() - start)
-    if arguments.json:
-        rows = [
-            {"prompt": prompt, **output} for prompt, output in zip(prompts, outputs, strict=True)
-        ]
-        document = {"outputs": rows, "timing": asdict(timing)}
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2, default=_plain) + "\n")
-    else:
-        sys.stdout.writelines(f"{output['text']}\n" for output in outputs)
-    return timing
-
-
-def _timing(outputs: Sequence[Output], first_s: float | None, total_s: float) -> Timing:
+    outputs = model.generate(inputs, params)
     num_tokens = sum(output["usage"]["completion_tokens"] for output in outputs)
-    return Timing(num_tokens, first_s, total_s, num_tokens / total_s if total_s > 0 else 0.0)
+    timing = Timing.of(num_tokens, None, time.perf_counter() - start)
+    if is_json:
+        rows = [{"prompt": p, **output} for p, output in zip(prompts, outputs, strict=True)]
+        document = {"outputs": rows, "timing": asdict(timing)}
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    else:
+        texts = [choice["text"] for output in outputs for choice in _choices(output)]
+        sys.stdout.writelines(f"{text}\n" for text in texts)
+    sys.stdout.flush()
+    choices = [choice for output in outputs for choice in _choices(output)]
+    return Answer(timing, [problem for choice in choices for problem in _problems(choice)])
 
 
-def _plain(value: Any) -> object:  # Any: whatever json does not know
-    """Write records such as log-probabilities as mappings."""
-    return asdict(value)
+def _choices(output: Completion) -> Sequence[Choice]:
+    return output.get("choices") or [output]
+
+
+def _problems(result: Choice | Chunk) -> list[str]:
+    """Return what went wrong with a request that did not end by itself."""
+    if result["finish_reason"] not in ("abort", "error"):
+        return []
+    return [
+        f"the request ended with {result['finish_reason']}: {result.get('error') or 'no reason'}"
+    ]

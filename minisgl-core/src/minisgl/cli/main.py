@@ -35,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        code = _run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()  # here, where a reader that has gone is dealt with
+        return code
+    except SystemExit as end:  # argparse, after printing help
+        return end.code if isinstance(end.code, int) else EXIT_FAILED
     except (SettingsError, RequestError) as error:
         return _complain(error, EXIT_USAGE)
     except MinisglError as error:
