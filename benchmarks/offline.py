@@ -1,0 +1,116 @@
+"""Throughput and latency of the offline LLM on dummy weights, for the shapes of `SHAPES`.
+
+    python -m benchmarks.offline --shape qwen3-0.6b
+    python -m benchmarks.offline --shape qwen3-0.6b --rows batch1,batch64 --setting attn=fi
+
+Rows (all with ``ignore_eos``; each after one warm-up of the same kind):
+
+* ``offline``: mini-sglang's own workload: 256 requests, input and output lengths uniform in
+  100 … 1024, seed 0, temperature 0.6; output tokens per second.
+* ``batch1``: 128 in, 512 out, greedy; output tokens per second.
+* ``batch64``: 64 × (512 in, 256 out), greedy, prefill included; output tokens per second.
+* ``prefill``: 64 × 512 in, 1 out; prompt tokens per second.
+* ``ttft``: one request of 128 tokens, 1 out; median milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.shapes import SHAPES, write_shape
+from minisgl import LLM, SamplingParams
+
+Row = Callable[[LLM], dict[str, float]]
+
+
+def timed(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> float:
+    """Return the seconds that one call takes."""
+    started = time.perf_counter()
+    llm.generate(prompts, params, show_progress=False)
+    return time.perf_counter() - started
+
+
+def prompt(rng: random.Random, length: int) -> list[int]:
+    """Make random token ids; no two prompts share a prefix worth caching."""
+    return [rng.randrange(3, 10_000) for _ in range(length)]
+
+
+def offline(llm: LLM) -> dict[str, float]:
+    """Run mini-sglang's workload."""
+    rng = random.Random(0)
+    prompts = [prompt(rng, rng.randint(100, 1024)) for _ in range(256)]
+    params = [
+        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(100, 1024))
+        for _ in range(256)
+    ]
+    timed(llm, prompts[:8], [SamplingParams(max_tokens=8, ignore_eos=True)] * 8)
+    seconds = timed(llm, prompts, params)
+    num_output = sum(p.max_tokens or 0 for p in params)
+    return {"output_tok_s": num_output / seconds, "seconds": seconds}
+
+
+def fixed(num_reqs: int, num_in: int, num_out: int, runs: int) -> Row:
+    """Make a row of equal requests: the median of several runs."""
+
+    def row(llm: LLM) -> dict[str, float]:
+        rng = random.Random(1)
+        params = [SamplingParams(max_tokens=num_out, ignore_eos=True)] * num_reqs
+        times = [
+            timed(llm, [prompt(rng, num_in) for _ in range(num_reqs)], params)
+            for _ in range(runs + 1)
+        ][1:]
+        seconds = statistics.median(times)
+        return {
+            "output_tok_s": num_reqs * num_out / seconds,
+            "prompt_tok_s": num_reqs * num_in / seconds,
+            "ms_per_output_token": 1e3 * seconds / num_out,
+            "seconds": seconds,
+        }
+
+    return row
+
+
+ROWS: dict[str, Row] = {
+    "offline": offline,
+    "batch1": fixed(1, 128, 512, 3),
+    "batch64": fixed(64, 512, 256, 2),
+    "prefill": fixed(64, 512, 1, 3),
+    "ttft": fixed(1, 128, 1, 9),
+}
+
+
+def main() -> None:
+    """Parse arguments, run the rows and print them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--setting", action="append", default=[], help="name=value of LLM(...)")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    settings = dict(item.split("=", 1) for item in args.setting)
+    values = {k: int(v) if v.isdigit() else v for k, v in settings.items()}
+    overlap = {"overlap": values.pop("overlap") != "off"} if "overlap" in values else {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_shape(args.shape, Path(folder))
+        started = time.perf_counter()
+        llm = LLM(str(model), dummy_weight=True, **values, **overlap)
+        results: dict[str, dict[str, float]] = {"start": {"s": time.perf_counter() - started}}
+        for name in args.rows.split(","):
+            results[name] = ROWS[name](llm)
+            figures = ", ".join(f"{k} {v:,.2f}" for k, v in results[name].items())
+            print(f"{args.shape:14} {name:8} {figures}", flush=True)
+        print(f"{args.shape:14} start    {results['start']['s']:.2f} s")
+        llm.shutdown()
+    if args.json:
+        args.json.write_text(json.dumps({"shape": args.shape, "settings": settings} | results))
+
+
+if __name__ == "__main__":
+    main()
