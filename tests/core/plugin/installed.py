@@ -25,8 +25,12 @@ RunPython = Callable[..., Any]
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Install the throw-away distributions once per session; returns the folder of each."""
-    samples = (*BACKEND_SAMPLES, *HOOK_SAMPLES)
-    return install_all(samples, tmp_path_factory.mktemp("sites")).__getitem__
+    # Several folders of tests import this fixture, and each of them counts as one of its own.
+    folder = tmp_path_factory.getbasetemp() / "throwaway-distributions"
+    if not folder.exists():
+        folder.mkdir()
+        install_all((*BACKEND_SAMPLES, *HOOK_SAMPLES), folder)
+    return folder.joinpath
 
 
 @pytest.fixture
