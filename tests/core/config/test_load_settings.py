@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from minisgl.config.fields import format_bytes, parse_bytes
 from minisgl.config.load import Given, Settings, load_keywords, load_settings
 from minisgl.config.tree import SettingsTree
 from minisgl.errors import SettingsError
@@ -212,7 +213,7 @@ def test_a_size_may_have_a_unit(text: str, expected: int) -> None:
 
 
 def test_a_size_with_an_unknown_unit_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--cpu-kv-cache-bytes 1XB: must be an integer from"):
+    with pytest.raises(SettingsError, match="--cpu-kv-cache-bytes 1XB: must be a size from 1MiB"):
         load_settings(TREE, {**MODEL, **flag("cpu_kv_cache_bytes", "1XB")}, env={})
 
 
@@ -220,3 +221,11 @@ def test_an_optional_number_may_be_left_to_the_engine() -> None:
     env = {"MINISGL_CUDA_GRAPH_MAX_BS": "8"}
     settings = load_settings(TREE, {**MODEL, **flag("cuda_graph_max_bs", "auto")}, env=env)
     assert settings.engine.cuda_graph_max_bs is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2**30, "1GiB"), (3 * 2**20, "3MiB"), (1000, "1000"), (0, "0")]
+)
+def test_a_size_is_written_as_it_can_be_read(value: int, text: str) -> None:
+    assert format_bytes(value) == text
+    assert parse_bytes(text) == value

@@ -151,7 +151,7 @@ def test_every_core_section_is_in_the_settings() -> None:
     [
         (
             "required",
-            "its settings cannot be left to their defaults: ValidationError: 1 validation",
+            "its settings cannot be left to their defaults: ValidationError: 1",
         ),
         ("takes-a-name", "--tp: is a setting of both minisgl.config.sections.EngineSettings and"),
         ("no-model", "its settings are not a pydantic model but <class 'dict'>"),

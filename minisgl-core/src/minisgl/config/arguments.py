@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from minisgl.config.fields import base_type, is_list, metavar_of
+from minisgl.config.fields import base_type, format_bytes, is_list, metavar_of, setting_of
 from minisgl.config.load import Given
 from minisgl.config.tree import Option, SettingsTree
 
@@ -77,6 +77,8 @@ def default_of(option: Option) -> str:
         return "auto" if base_type(option.info) is not str else ""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if setting_of(option.info).metavar == "BYTES":
+        return format_bytes(value)
     return ",".join(map(str, value)) if is_list(option.info) else str(value)
 
 

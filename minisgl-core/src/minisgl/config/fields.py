@@ -59,6 +59,14 @@ def parse_bytes(value: object) -> object:
     return value if match is None or unit is None else int(float(match[1]) * unit)
 
 
+def format_bytes(value: int) -> str:
+    """Write a size with the largest unit that leaves it whole; `parse_bytes` reads it back."""
+    for unit, factor in sorted(_BINARY.items(), key=lambda item: -item[1]):
+        if value and value % factor == 0:
+            return f"{value // factor}{unit[0].upper()}iB"
+    return str(value)
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Setting(metavar="BYTES")]
 """A size in bytes; text may carry a unit."""
 

@@ -114,11 +114,11 @@ class EngineSettings(SettingsSection):
         le=1,
         description="Share of GPU memory for weights and KV pages together. Read by the engine.",
     )
-    cpu_kv_cache_bytes: Bytes = Field(
+    cpu_kv_cache_bytes: Annotated[Bytes, Setting(allowed="a size from 1MiB to 1PiB")] = Field(
         2**30,
         ge=2**20,
         le=2**50,
-        description="Bytes of KV pages on a CPU, such as 2GiB. Read by the engine.",
+        description="Bytes of KV pages on a CPU, with or without a unit. Read by the engine.",
     )
     max_running_requests: Annotated[
         int, Setting(keywords=("max_running_req", "max_running_reqs"))

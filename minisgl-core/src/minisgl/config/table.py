@@ -7,6 +7,22 @@ from collections.abc import Iterator
 from minisgl.config.arguments import default_of
 from minisgl.config.tree import Section, SettingsTree
 
+HEAD = """# Settings
+
+One tree is the source of flags, environment variables, file keys and this page. A flag beats the
+environment, which beats the file (`--config FILE` or `MINISGL_CONFIG`, YAML or TOML), which beats
+the default. From Python the file keys are keywords:
+`LLM("demo", page_size=16, fa={"num_splits": 2})`. An unknown flag, key, keyword or `MINISGL_`
+variable is an error. Installed backends add sections of their own under their names;
+`minisgl generate --help` shows all that are here.
+
+"""
+
+
+def render_page(tree: SettingsTree) -> str:
+    """Return the page of the documentation."""
+    return HEAD + render_table(tree).rstrip() + "\n"
+
 
 def render_table(tree: SettingsTree) -> str:
     """Return the reference as Markdown: a heading and a table per section."""
