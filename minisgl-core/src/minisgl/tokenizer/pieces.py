@@ -174,9 +174,11 @@ class _WindowStream(PieceStream):
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text == self._told:
+        if text == self._told and self._num_told:
             self._window.pop()  # says nothing, so it must not make the window longer
             return ""
+        if not text:
+            return self._tell(text)  # the first token stays: what follows is no longer the first
         num_held = len(self._window) - self._num_told
         if text.endswith(_REPLACEMENT) and num_held <= _MAX_HELD_TOKENS:
             return ""
