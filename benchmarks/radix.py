@@ -8,15 +8,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
-from minisgl.kvcache.contract import CacheConfig
+from minisgl.kvcache.contract import CacheConfig, CacheHandle
 from minisgl.kvcache.pages import PageAllocator
 from minisgl.kvcache.radix import RadixCache
 
 PROMPT_LEN = 32768
+
+Leaf = tuple[np.ndarray, np.ndarray]  # tokens and pages of a prompt
 
 
 def main() -> None:
@@ -40,8 +43,8 @@ def match_and_insert(repeat: int) -> None:
             cache = RadixCache(CacheConfig(page_size))
             for end in range(chunk, PROMPT_LEN + 1, chunk):
                 cache.insert_prefix(tokens[:end], pages[: end // page_size])
-            match_us = median_us(lambda: cache.match_prefix(tokens), repeat)
-            insert_us = median_us(lambda: cache.insert_prefix(tokens, pages), repeat)
+            match_us = median_us(partial(cache.match_prefix, tokens), repeat)
+            insert_us = median_us(partial(cache.insert_prefix, tokens, pages), repeat)
             nodes = PROMPT_LEN // chunk
             print(f"{page_size:30d} {nodes:7d} {match_us:10.1f} {insert_us:17.1f}")
 
@@ -51,10 +54,10 @@ def evict(repeat: int) -> None:
     print("\nevict, page size 16        nodes   1 page us   64 pages us   insert new us")
     for num_nodes in (1_000, 10_000, 100_000):
         cache = grown_tree(num_nodes)
-        one_us = median_us(lambda: cache.evict(1), repeat)
-        many_us = median_us(lambda: cache.evict(64), min(repeat, num_nodes // 400))
-        fresh = iter(range(1 << 20, 1 << 21))
-        insert_us = median_us(lambda: cache.insert_prefix(*leaf_of(next(fresh))), repeat)
+        one_us = median_us(partial(cache.evict, 1), repeat)
+        many_us = median_us(partial(cache.evict, 64), min(repeat, num_nodes // 400))
+        fresh = (leaf_of(uid) for uid in range(1 << 20, 1 << 21))
+        insert_us = median_us(partial(insert_next, cache, fresh), repeat)
         print(f"{num_nodes:32d} {one_us:11.1f} {many_us:13.1f} {insert_us:15.1f}")
 
 
@@ -70,7 +73,12 @@ def grown_tree(num_nodes: int) -> RadixCache:
     return cache
 
 
-def leaf_of(uid: int) -> tuple[np.ndarray, np.ndarray]:
+def insert_next(cache: RadixCache, leaves: Iterator[Leaf]) -> None:
+    """Insert one more prompt."""
+    cache.insert_prefix(*next(leaves))
+
+
+def leaf_of(uid: int) -> Leaf:
     """Make tokens and pages of one prompt: a head that 50 share, and a page of its own."""
     tokens = np.full(32, uid, dtype=np.int32)
     tokens[:16] = uid // 50
@@ -87,13 +95,16 @@ def lock(repeat: int) -> None:
             cache.insert_prefix(tokens[:end], tokens[:end])
         handle, other = (cache.match_prefix(tokens).handle for _ in range(2))
 
-        def both() -> None:
-            cache.lock(handle)  # noqa: B023 - called before the loop goes on
-            cache.unlock(handle)  # noqa: B023
-
+        both = partial(lock_and_unlock, cache, handle)
         alone_us = median_us(both, repeat)
         cache.lock(other)
         print(f"{depth:32d} {alone_us:11.1f} {median_us(both, repeat):11.1f}")
+
+
+def lock_and_unlock(cache: RadixCache, handle: CacheHandle) -> None:
+    """Take a lock and give it back."""
+    cache.lock(handle)
+    cache.unlock(handle)
 
 
 def allocate(repeat: int) -> None:
@@ -102,9 +113,19 @@ def allocate(repeat: int) -> None:
     for num_pages in (1, 16, 256):
         allocator = PageAllocator(200_000)
         taken: list[np.ndarray] = []
-        take_us = median_us(lambda: taken.append(allocator.allocate(num_pages)), repeat)  # noqa: B023
-        free_us = median_us(lambda: allocator.free(taken.pop()), repeat)  # noqa: B023
+        take_us = median_us(partial(take, allocator, num_pages, taken), repeat)
+        free_us = median_us(partial(give_back, allocator, taken), repeat)
         print(f"{num_pages:32d} {take_us:13.1f} {free_us:9.1f}")
+
+
+def take(allocator: PageAllocator, num_pages: int, taken: list[np.ndarray]) -> None:
+    """Allocate and remember."""
+    taken.append(allocator.allocate(num_pages))
+
+
+def give_back(allocator: PageAllocator, taken: list[np.ndarray]) -> None:
+    """Free what was taken last."""
+    allocator.free(taken.pop())
 
 
 def median_us(action: Callable[[], object], repeat: int) -> float:
