@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 
-def run_suite(pytester: pytest.Pytester, backend: str, *args: str) -> list[str]:
-    """Run the suite of one backend until it fails.
+class Outcomes:
+    """A plugin that remembers how the tests of a run ended."""
+
+    def __init__(self) -> None:
+        self.num_passed = 0
+        self.failures: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.num_passed += report.when == "call" and report.passed
+        if report.failed:
+            self.failures.append(report.longreprtext)
+
+
+def run_suite(folder: Path, backend: str, *args: str) -> list[str]:
+    """Run the suite of one backend, in this process, until it fails.
 
     Args:
-        pytester: Pytest's own runner.
+        folder: An empty one, so that no settings of this repository apply.
         backend: As for ``--backend``.
         args: More arguments.
 
     Returns:
-        What the failures say.
+        What the failure says; nothing if there is none.
     """
-    run = pytester.inline_run(
-        *("--pyargs", "minisgl.testing", f"--backend={backend}", "-p", "minisgl.testing.plugin"),
-        *("-x", "-q", "-p", "no:cacheprovider", *args),
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    outcomes = Outcomes()
+    status = pytest.main(
+        [
+            *("-c", str(folder / "pytest.ini"), "--rootdir", str(folder)),
+            *("-p", "minisgl.testing.plugin", "--pyargs", "minisgl.testing"),
+            *("--backend", backend, "-x", "-q", "-s", "-p", "no:cacheprovider", *args),
+        ],
+        plugins=[outcomes],
     )
-    passed, _, failed = run.listoutcomes()
-    assert passed or failed, "nothing was tested"
-    return [report.longreprtext for report in failed]
+    assert status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), "the run itself failed"
+    assert outcomes.num_passed or outcomes.failures, "nothing was tested"
+    return outcomes.failures
 
 
 def path_of(broken: type) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from minisgl.kvcache.contract import PrefixCache
 from tests.contract import broken_caches as broken
 from tests.contract.suite_runs import path_of, run_suite
-
-pytest_plugins = "pytester"
 
 # What a run has to say about each fault.
 FAULTS: list[tuple[type[PrefixCache], str]] = [
@@ -39,14 +39,14 @@ FAULTS: list[tuple[type[PrefixCache], str]] = [
     ("cache", "sentence"), FAULTS, ids=lambda value: getattr(value, "__name__", "")
 )
 def test_the_suite_names_the_rule_that_a_broken_cache_breaks(
-    pytester: pytest.Pytester, cache: type[PrefixCache], sentence: str
+    tmp_path: Path, cache: type[PrefixCache], sentence: str
 ) -> None:
     failures = run_suite(
-        pytester, f"cache:{path_of(cache)}", "-k", "not page2 and not page16 and not page64"
+        tmp_path, f"cache:{path_of(cache)}", "-k", "not page2 and not page16 and not page64"
     )
     assert failures
     assert sentence in failures[0]
 
 
-def test_the_suite_passes_a_cache_that_is_right(pytester: pytest.Pytester) -> None:
-    assert run_suite(pytester, f"cache:{path_of(broken.UncheckedCache)}", "-k", "page4") == []
+def test_the_suite_passes_a_cache_that_is_right(tmp_path: Path) -> None:
+    assert run_suite(tmp_path, f"cache:{path_of(broken.UncheckedCache)}", "-k", "page4") == []

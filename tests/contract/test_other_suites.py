@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.contract import broken_backends as broken
 from tests.contract.suite_runs import path_of, run_suite
-
-pytest_plugins = "pytester"
 
 # Kind, fault, the part of the suite that is to find it, and what it has to say.
 FAULTS: list[tuple[str, type, str, str]] = [
@@ -35,8 +35,8 @@ FAULTS: list[tuple[str, type, str, str]] = [
     ("kind", "backend", "part", "sentence"), FAULTS, ids=[fault[1].__name__ for fault in FAULTS]
 )
 def test_a_suite_finds_a_fault(
-    pytester: pytest.Pytester, kind: str, backend: type, part: str, sentence: str
+    tmp_path: Path, kind: str, backend: type, part: str, sentence: str
 ) -> None:
-    failures = run_suite(pytester, f"{kind}:{path_of(backend)}", "-k", part)
+    failures = run_suite(tmp_path, f"{kind}:{path_of(backend)}", "-k", part)
     assert failures
     assert sentence in failures[0]

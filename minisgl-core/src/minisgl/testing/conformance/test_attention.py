@@ -106,8 +106,8 @@ def attend_and_compare(
     q = case.queries(len(batch.positions))
     before = q.clone()
     out = attention.forward(q, layer_id, batch)
-    compare(out, q, case, batch, layer_id)
     assert torch.equal(q, before), "forward does not change q"
+    compare(out, q, case, batch, layer_id)
 
 
 def compare(
