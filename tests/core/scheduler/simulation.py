@@ -72,7 +72,11 @@ def submit_random(harness: Harness, rng: Random, stems: list[list[int]]) -> None
         prompt = (stem + prompt)[: max(1, length)]
     if rng.random() < 0.02:
         prompt = rng.choice([[], [VOCAB_SIZE], [-1], [1] * MAX_SEQ_LEN, [1] * 500])
-    max_tokens = None if rng.random() < 0.02 else rng.choice([1, 2, rng.randrange(1, 30), rng.randrange(20, 60)])
+    max_tokens = (
+        None
+        if rng.random() < 0.02
+        else rng.choice([1, 2, rng.randrange(1, 30), rng.randrange(20, 60)])
+    )
     num_twins = rng.choice([1] * 6 + [3])
     for _ in range(num_twins):
         harness.submit(

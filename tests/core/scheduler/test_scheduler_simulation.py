@@ -13,10 +13,11 @@ PAGE_SIZES = (1, 4, 16, 64)
 
 
 def random_config(rng: Random, is_overlap: bool) -> SchedulerConfig:
+    is_reserving = rng.random() < 0.15
     return SchedulerConfig(
         max_prefill_length=rng.choice([1, 3, 7, 16, 33, 64, 1000]),
         max_prefill_steps=rng.choice([1, 2, 4, 100]),
-        admission=rng.choice(["optimistic"] * 5 + ["reserve"]),
+        admission="reserve" if is_reserving else "optimistic",
         is_overlap=is_overlap,
         max_overtakes=rng.choice([0, 2, 64]),
         min_shared_tokens=rng.choice([1, 4, 16]),

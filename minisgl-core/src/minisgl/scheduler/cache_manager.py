@@ -168,9 +168,9 @@ class CacheManager:
         """
         pages = self.page_table[req.table_idx, : req.num_pages].copy()
         own = pages[req.num_cached_pages :]
-        assert req.cached_len <= req.num_tokens, f"{req}: the host knows {req.num_tokens} tokens"
         num_full = req.cached_len // self.page_size
         if is_valid and self.is_sharing and num_full > req.num_cached_pages:
+            assert req.cached_len <= req.num_tokens, f"{req}: {req.num_tokens} tokens are known"
             offered = pages[:num_full]
             result = self.cache.insert_prefix(req.tokens[: num_full * self.page_size], offered)
             self.is_sharing = len(result.pages) > 0

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
+from minisgl.distributed.contract import Communicator
 from minisgl.message.types import (
     AbortMsg,
     FinishedReq,
@@ -71,6 +72,50 @@ class OfflineIO(SchedulerIO):
     def send(self, replies: list[ReplyMsg]) -> None:
         """Keep replies until they are taken."""
         self._outbox.extend(replies)
+
+
+class BroadcastIO(SchedulerIO):
+    """Gives every rank of a tensor-parallel group the messages of rank 0, so that all decide alike.
+
+    The whole list of each step travels, an empty one too: ranks must not differ in when they see a
+    message.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        inner: SchedulerIO | None,
+        encode: Callable[[list[SchedulerMsg]], bytes],
+        decode: Callable[[bytes], list[SchedulerMsg]],
+    ) -> None:
+        """Stand around the line of rank 0.
+
+        Args:
+            comm: The group.
+            inner: The line on rank 0, ``None`` on the others, which send nothing.
+            encode: Packs messages.
+            decode: Its inverse.
+        """
+        assert (comm.rank == 0) == (inner is not None), "rank 0 alone has a line"
+        self._comm = comm
+        self._inner = inner
+        self._encode = encode
+        self._decode = decode
+
+    def receive(self, block: bool) -> list[SchedulerMsg]:
+        """Receive on rank 0 and hand on; the others sleep in the collective meanwhile."""
+        if self._comm.size == 1 and self._inner is not None:
+            return self._inner.receive(block)
+        if self._inner is None:
+            return self._decode(self._comm.broadcast_bytes(None))
+        messages = self._inner.receive(block)
+        self._comm.broadcast_bytes(self._encode(messages))
+        return messages
+
+    def send(self, replies: list[ReplyMsg]) -> None:
+        """Send from rank 0."""
+        if self._inner is not None:
+            self._inner.send(replies)
 
 
 class DeadlineIO(SchedulerIO):

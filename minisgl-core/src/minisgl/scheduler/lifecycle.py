@@ -84,9 +84,11 @@ class Lifecycle:
         try:
             req = self._make_req(msg)
         except RequestError as error:
-            self._outbox.finished.append(FinishedReq(msg.uid, "error", str(error)))
-            self.num_finished["error"] += 1
-            logger.debug("request %s refused: %s", msg.uid, error)
+            self._refuse(msg.uid, str(error))
+            return
+        except Exception as error:
+            logger.exception("request %s could not be read", msg.uid)
+            self._refuse(msg.uid, describe(error))
             return
         self._num_arrived += 1
         req.arrival = self._num_arrived
@@ -111,7 +113,7 @@ class Lifecycle:
 
     def fail(self, req: ScheduledReq, error: Exception) -> None:
         """End ``req``, which no launched step holds, by a fault; the KV it made is not kept."""
-        self._report(req, "error", f"internal error: {type(error).__name__}: {error}")
+        self._report(req, "error", describe(error))
         if req.table_idx >= 0:
             self.release(req, is_valid=False)
 
@@ -145,24 +147,32 @@ class Lifecycle:
                     self.release(req)
             self._ghosts = [req for req in self._ghosts if req.last_step > step]
 
-    def fail_running(self, error: Exception, step: int) -> None:
-        """End every request that holds a row, after a step failed on its way.
+    def end_running(self, step: int, reason: FinishReason, detail: str) -> None:
+        """End every request that holds a row, after steps were lost.
 
-        What the failed step wrote is unknown, and later steps may have built on it, so no KV is
-        kept. Waiting requests are not affected.
+        What a lost step wrote is unknown, and later steps may have built on it, so no KV is kept.
+        Waiting requests are not affected.
 
         Args:
-            error: What happened.
-            step: Newest launched step; none is in flight any more.
+            step: Newest launched step; the engine is done with all of them.
+            reason: For the terminal results.
+            detail: For the terminal results.
         """
         self.settled_step = step
         for req in self._ghosts:
             self.release(req, is_valid=False)
         self._ghosts = []
         for req in self._table.owners:
-            self.fail(req, error)
+            self._report(req, reason, detail)
+            self.release(req, is_valid=False)
         self._cache.settle(step)
         self._cache.flush()
+
+    def _refuse(self, uid: int, detail: str) -> None:
+        """Send the terminal result of a request that never was."""
+        self._outbox.finished.append(FinishedReq(uid, "error", detail))
+        self.num_finished["error"] += 1
+        logger.debug("request %s refused: %s", uid, detail)
 
     def _report(
         self,
@@ -236,3 +246,8 @@ class Lifecycle:
                 f"{self._limits.vocab_size - 1}"
             )
         return ids.astype(np.int32, copy=False)
+
+
+def describe(error: Exception) -> str:
+    """Name a fault in a terminal result."""
+    return f"internal error: {type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from minisgl.scheduler.headroom import Headroom
 from minisgl.scheduler.table import TableManager
 
 _MAX_LOOKED_AT = 256  # waiting requests per step
-_MAX_MISFITS = 16  # of them that may turn out not to fit
+_MAX_MISFITS = 8  # of them that may turn out not to fit
 _MAX_WATCHED = 128  # oldest waiting requests that are watched for being overtaken
 _PART_OF_OTHERS = 4  # one part in so many of a step is left to others beside a long prompt
 

@@ -13,7 +13,7 @@ from minisgl.scheduler.cache_manager import CacheManager, PageUpdates
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.contract import ScheduledReq
 from minisgl.scheduler.decode import DecodeManager
-from minisgl.scheduler.lifecycle import Lifecycle
+from minisgl.scheduler.lifecycle import Lifecycle, describe
 from minisgl.scheduler.outbox import Outbox
 from minisgl.scheduler.prefill import PrefillManager
 from minisgl.scheduler.step_plan import StepPlan
@@ -93,13 +93,15 @@ class StepRunner:
         if step is not None:
             self._wait_for(step)
 
-    def drain_or_abandon(self) -> None:
-        """Settle what is in flight, or take it as done if that fails, before all is aborted."""
+    def abandon(self) -> None:
+        """Wait until the engine is done with the step in flight, whatever becomes of it."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return
         try:
-            self.drain()
+            step.output.wait()
         except Exception:
-            logger.exception("the step in flight failed while everything is being aborted")
-        self._parts.lifecycle.settle(self.num_launched)
+            logger.exception("the abandoned step %s failed", step.number)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | None:
         """Give a step to the engine; if that fails, find out which requests are to blame."""
@@ -181,8 +183,8 @@ class StepRunner:
             if not self._parts.config.is_isolating:
                 raise
             logger.exception("step %s failed on its way", step.number)
-            self._abandon_flight()
-            self._parts.lifecycle.fail_running(error, self.num_launched)
+            self.abandon()
+            self._parts.lifecycle.end_running(self.num_launched, "error", describe(error))
             self._count_failure(error)
             return
         self._num_failed_steps = 0
@@ -225,16 +227,6 @@ class StepRunner:
         )
         num_tokens = int((plan.arrays.seq_lens - plan.arrays.cached_lens).sum())
         return StepRecord(plan.phase, len(plan.reqs), num_tokens, num_new, time.perf_counter())
-
-    def _abandon_flight(self) -> None:
-        """Wait for the step behind a failed one, whatever becomes of it."""
-        step, self._in_flight = self._in_flight, None
-        if step is None:
-            return
-        try:
-            step.output.wait()
-        except Exception:
-            logger.exception("step %s failed as well", step.number)
 
     def _count_failure(self, error: Exception) -> None:
         """Give up when it is clearly not the fault of single requests."""

@@ -138,12 +138,15 @@ class Scheduler:
         self._outbox.send()
 
     def abort_all(self, reason: str) -> None:
-        """End every request now, also after `step` was left by an exception.
+        """End every request now, also after an exception or interrupt left `step` half done.
+
+        Nothing of a half-done step is used, and no cached prefix is kept.
 
         Args:
             reason: For their terminal results.
         """
-        self._runner.drain_or_abandon()
+        self._runner.abandon()
+        self._lifecycle.end_running(self._runner.num_launched, "abort", reason)
         for req in self._lifecycle.active:
             self._lifecycle.finish(req, "abort", reason)
         self._outbox.send()
