@@ -57,18 +57,18 @@ class EchoModel:
         return [1, 2, 3]
 
     def _complete(self, text: str, n: int) -> Completion:
-        usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, cached_tokens=0)
-        choice = Choice(
+        completion = Completion(
             text=text,
             token_ids=[1, 2],
             finish_reason=self.finish_reason,
             stop_reason=None,
             error=None,
             logprobs=None,
+            usage=Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, cached_tokens=0),
         )
-        completion: Completion = {**choice, "usage": usage}
         if n > 1:
-            completion["choices"] = [choice] * n
+            choices: list[Choice] = [completion.copy() for _ in range(n)]
+            completion["choices"] = choices
         return completion
 
 
