@@ -113,9 +113,9 @@ def test_a_replay_follows_pages_that_the_engine_gave_out_after_planning(install:
     table = case.context.page_table
     right = table.clone()
     table.fill_(case.pool.dummy_page)
-    backend.prepare_for_replay(graph.load(DECODE_ROWS, q))
+    backend.prepare_for_replay(graph.load(case.decode(DECODE_ROWS), q))
     table.copy_(right)  # as an engine does whose graph begins with the new pages
-    assert_near(graph._replay()[0], case.expected(q, DECODE_ROWS))
+    assert_near(graph.replay()[0], case.expected(q, DECODE_ROWS))
 
 
 def test_nothing_is_planned_on_the_host_for_a_replay(install: Install) -> None:
@@ -125,10 +125,10 @@ def test_nothing_is_planned_on_the_host_for_a_replay(install: Install) -> None:
     backend.init_graph(4)
     graph = ReplayedDecode(backend, case, 4, replay_by_calling)
     q = case.queries(4)
-    batch = graph.load(DECODE_ROWS, q)
+    batch = graph.load(case.decode(DECODE_ROWS), q)
     batch.host = None
     backend.prepare_for_replay(batch)
-    assert_near(graph._replay()[0], case.expected(q, DECODE_ROWS))
+    assert_near(graph.replay()[0], case.expected(q, DECODE_ROWS))
 
 
 def test_flash_attention_4_is_never_asked_to_split_on_hopper(install: Install) -> None:
