@@ -192,23 +192,26 @@ class ReplayedDecode:
         fixed, q = self._fixed, self._q
         self._replay = capture(lambda: [backend.forward(q, i, fixed) for i in layers])
 
-    def load(self, rows: Sequence[Row], q: Tensor) -> Batch:
-        """Copy a batch into the fixed tensors, as an engine does."""
-        batch = self._case.decode(rows, self._size)
-        assert self._fixed.table_idx is not None
-        assert self._fixed.seq_lens is not None
-        assert batch.table_idx is not None
-        assert batch.seq_lens is not None
-        self._fixed.table_idx.copy_(batch.table_idx)
-        self._fixed.seq_lens.copy_(batch.seq_lens)
-        self._q[: len(q)] = q
-        batch.table_idx, batch.seq_lens = self._fixed.table_idx, self._fixed.seq_lens
+    def load(self, batch: Batch, q: Tensor) -> Batch:
+        """Copy a batch into the fixed tensors, as an engine does, and let it refer to them."""
+        for name in ("table_idx", "seq_lens"):
+            getattr(self._fixed, name).copy_(getattr(batch, name))
+            setattr(batch, name, getattr(self._fixed, name))
         batch.cu_seqlens_q = self._fixed.cu_seqlens_q
+        self._q[: len(q)] = q
         return batch
 
     def run(self, rows: Sequence[Row], q: Tensor) -> list[Tensor]:
         """Replay with real requests; returns ``[size, heads, head_dim]`` of every layer."""
-        self._backend.prepare_for_replay(self.load(rows, q))
+        return self.run_batch(self._case.decode(rows, self._size), q)
+
+    def run_batch(self, batch: Batch, q: Tensor) -> list[Tensor]:
+        """Replay a batch that was made before."""
+        self._backend.prepare_for_replay(self.load(batch, q))
+        return self.replay()
+
+    def replay(self) -> list[Tensor]:
+        """Replay over what is in the fixed tensors."""
         return self._replay()
 
 

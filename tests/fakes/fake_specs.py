@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 
@@ -25,10 +26,11 @@ def build_fi(config: AttentionConfig) -> AttentionBackend:
 
 
 def build_fa(config: AttentionConfig) -> AttentionBackend:
-    """Build ``fa``, which takes the generation that is installed."""
-    from minisgl_attn_fa.backend import FlashAttentionBackend  # noqa: PLC0415 - as above
+    """Build ``fa``, which takes the generation that is installed, as on a Hopper GPU."""
+    from minisgl_attn_fa import backend  # noqa: PLC0415 - as above
 
-    return FlashAttentionBackend(config)
+    with patch.object(backend, "compute_capability", return_value=_HOPPER):
+        return backend.FlashAttentionBackend(config)
 
 
 def build_fi_kernels(config: KernelConfig) -> KernelSet:

@@ -44,6 +44,14 @@ def flash_attention(*versions: str) -> dict[str, str]:
     return files
 
 
+def write_packages(folder: Path, files: Mapping[str, str]) -> None:
+    """Write the files of some packages to a folder."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 @contextmanager
 def installed(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
     """Write the files to a folder that is importable for the duration.
@@ -51,10 +59,7 @@ def installed(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
     Everything that was imported meanwhile and could hold on to a fake is forgotten afterwards, so
     that tests on a real GPU in the same process import the real libraries.
     """
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_packages(folder, files)
     _forget()
     sys.path.insert(0, str(folder))
     try:
