@@ -1,0 +1,42 @@
+// Gated activations: out[row, i] = act(x[row, i]) * x[row, n + i].
+#include "device.cuh"
+
+enum Activation { SILU, GELU, GELU_TANH };
+
+template <Activation ACT>
+INLINE float activate(float x) {
+    if (ACT == SILU) return x / (1.f + expf(-x));
+    if (ACT == GELU) return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
+    float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.f + tanhf(inner));
+}
+
+// As in torch, the activation is rounded before the product.
+template <Activation ACT>
+INLINE scalar gated(scalar gate, scalar up) {
+    return narrow(rounded(activate<ACT>(widen(gate))) * widen(up));
+}
+
+// One thread makes 16 bytes of the result; blockIdx.x is the row.
+template <Activation ACT>
+INLINE void act_and_mul(scalar* out, const scalar* x, int n) {
+    pdl_launch();
+    pdl_wait();
+    int at = (blockIdx.y * blockDim.x + threadIdx.x) * PIECE;
+    if (at >= n) return;
+    const scalar* row = x + i64(blockIdx.x) * 2 * n;
+    Piece gate = load_piece(row + at), up = load_piece(row + n + at), result;
+#pragma unroll
+    for (int i = 0; i < PIECE; i++) result.v[i] = gated<ACT>(gate.v[i], up.v[i]);
+    store_piece(out + i64(blockIdx.x) * n + at, result);
+}
+
+extern "C" __global__ void silu_and_mul(scalar* out, const scalar* x, int n) {
+    act_and_mul<SILU>(out, x, n);
+}
+extern "C" __global__ void gelu_and_mul(scalar* out, const scalar* x, int n) {
+    act_and_mul<GELU>(out, x, n);
+}
+extern "C" __global__ void gelu_tanh_and_mul(scalar* out, const scalar* x, int n) {
+    act_and_mul<GELU_TANH>(out, x, n);
+}

@@ -1,0 +1,140 @@
+// What every kernel shares: the element type of the unit, 16-byte pieces, warp sums, and the few
+// instructions that have no name in C++.
+//
+// A unit is compiled once per element type, chosen by MINISGL_DTYPE. No header of the toolkit is
+// included, so that NVRTC needs no include folder and a unit compiles in a tenth of a second.
+// Without a CUDA compiler the same sources are built against a simulator, which defines
+// MINISGL_SIMULATOR and gives its own version of the instructions.
+#pragma once
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define MINISGL_BF16 1
+#define MINISGL_F16 2
+#define MINISGL_F32 3
+
+#define INLINE __device__ __forceinline__
+
+#ifdef MINISGL_SIMULATOR
+#include "instructions_sim.h"
+#else
+
+// Programmatic dependent launch: a kernel may start while the one before it still runs. Until
+// pdl_wait returns, a kernel may read only what no kernel writes (weights), and write nothing.
+// Every thread calls it, so that the end of this kernel implies the end of the one before.
+INLINE void pdl_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel start as soon as all blocks of this one run.
+INLINE void pdl_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// A read of data that is used once: it is not kept in L1. Volatile, so that the compiler does not
+// move it behind pdl_wait.
+INLINE uint4 load_streaming(const void* from) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+}
+
+INLINE float bf16_to_float(u16 bits) { return __uint_as_float(u32(bits) << 16); }
+
+INLINE u16 float_to_bf16(float value) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+INLINE float f16_to_float(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+INLINE u16 float_to_f16(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+INLINE float exp2_fast(float value) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+// c[16 x 8] += a[16 x 16] b[16 x 8] over a warp, for 16-bit elements and float32 sums.
+INLINE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if MINISGL_DTYPE == MINISGL_BF16
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+}
+#endif
+
+#if MINISGL_DTYPE == MINISGL_F32
+typedef float scalar;
+INLINE float widen(scalar value) { return value; }
+INLINE scalar narrow(float value) { return value; }
+#elif MINISGL_DTYPE == MINISGL_F16
+typedef u16 scalar;
+INLINE float widen(scalar value) { return f16_to_float(value); }
+INLINE scalar narrow(float value) { return float_to_f16(value); }
+#else
+typedef u16 scalar;
+INLINE float widen(scalar value) { return bf16_to_float(value); }
+INLINE scalar narrow(float value) { return float_to_bf16(value); }
+#endif
+
+// What a value becomes when it is stored and read again: the torch ops round where they store.
+INLINE float rounded(float value) { return widen(narrow(value)); }
+
+constexpr int PIECE = 16 / sizeof(scalar);  // elements of a 16-byte access
+constexpr u32 FULL_WARP = 0xffffffffu;
+constexpr float INFINITE = __builtin_huge_valf();
+
+template <int N>
+struct alignas(N * sizeof(scalar)) Pack {
+    scalar v[N];
+};
+typedef Pack<PIECE> Piece;
+
+INLINE Piece load_piece(const scalar* from) { return *reinterpret_cast<const Piece*>(from); }
+INLINE void store_piece(scalar* to, const Piece& piece) { *reinterpret_cast<Piece*>(to) = piece; }
+
+INLINE float warp_sum(float value) {
+    for (int offset = 16; offset; offset >>= 1) value += __shfl_xor_sync(FULL_WARP, value, offset);
+    return value;
+}
+
+INLINE float warp_max(float value) {
+    for (int offset = 16; offset; offset >>= 1)
+        value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, offset));
+    return value;
+}
+
+INLINE int warp_min(int value) {
+    for (int offset = 16; offset; offset >>= 1) {
+        int other = __shfl_xor_sync(FULL_WARP, value, offset);
+        value = other < value ? other : value;
+    }
+    return value;
+}
