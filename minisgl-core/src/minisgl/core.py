@@ -118,7 +118,9 @@ class StepArrays:
         table_idx: ``[num_reqs]`` rows of the page table and token pool.
         cached_lens: ``[num_reqs]`` tokens before the first one that this step computes.
         seq_lens: ``[num_reqs]`` tokens after this step, so ``seq_lens - cached_lens`` are computed.
-        page_rows: ``[num_new_pages]`` page-table row of each page given out for this step.
+        page_rows: ``[num_new_pages]`` row of each page-table entry that changed since the step
+            before: pages given out, found in the cache, or replaced by the cache's copy. No place
+            occurs twice.
         page_cols: ``[num_new_pages]`` its column.
         page_ids: ``[num_new_pages]`` the page.
         page_table: ``[num_rows, max_pages]`` the host page table itself; a live view, already
