@@ -45,7 +45,11 @@ class KVPool:
         """Allocate the pool."""
         self.shape = shape
         size = (
-            2, shape.num_layers, shape.num_pages + 1, shape.page_size, shape.num_kv_heads,
+            2,
+            shape.num_layers,
+            shape.num_pages + 1,
+            shape.page_size,
+            shape.num_kv_heads,
             shape.head_dim,
         )
         self._buffer = _zeros(size, dtype, device)
