@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from minisgl.engine.contract import StepEngine
@@ -92,6 +93,8 @@ class Scheduler:
             )
         )
         self._num_prefills_in_row = 0
+        self._inbox: deque[SchedulerMsg] = deque()
+        self._is_in_step = False
         self._is_exiting = False
         self._is_checked = True  # since the last step
         self._next_check_s = 0.0
@@ -122,20 +125,28 @@ class Scheduler:
     def step(self, can_block: bool = False) -> None:
         """Take messages in, launch one step, settle one, and send what became known.
 
+        When an exception or an interrupt leaves it half done, the books are no longer to be
+        trusted: the next call begins with `abort_all`, so that the scheduler stays usable.
+
         Args:
             can_block: Sleep until a message comes when there is nothing to do.
         """
+        if self._is_in_step:
+            self.abort_all("a step was interrupted")
+        self._is_in_step = True
         is_idle = not self.has_work
         if is_idle:
             self._check_when_idle()
-        for message in self._io.receive(block=can_block and is_idle):
-            self._handle(message)
+        self._inbox.extend(self._io.receive(block=can_block and is_idle and not self._inbox))
+        while self._inbox:
+            self._handle(self._inbox.popleft())
         if self.has_work:
             self._is_checked = False
             self._runner.run(self._plan())
             if self._config.is_checked_every_step:
                 self.check_integrity()
         self._outbox.send()
+        self._is_in_step = False
 
     def abort_all(self, reason: str) -> None:
         """End every request now, also after an exception or interrupt left `step` half done.
@@ -150,6 +161,7 @@ class Scheduler:
         for req in self._lifecycle.active:
             self._lifecycle.finish(req, "abort", reason)
         self._outbox.send()
+        self._is_in_step = False
 
     def shutdown(self) -> None:
         """Leave no request without a terminal result."""
