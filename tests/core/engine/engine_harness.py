@@ -10,8 +10,9 @@ import numpy as np
 from minisgl.core import Batch, Req, SamplingParams, StepArrays
 from minisgl.engine.build import EngineRequest, build_engine
 from minisgl.engine.contract import ForwardOutput
-from minisgl.engine.engine import Engine, LogitsProcessor
+from minisgl.engine.engine import Engine
 from minisgl.plugin.manager import PluginManager
+from minisgl.plugin.records import LogitsProcessor
 from minisgl.weights.resolve import open_model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -169,9 +169,8 @@ def test_logprobs_are_those_of_the_model(
 
 
 def test_a_logits_processor_sees_every_row(tiny: tuple[Path, PreTrainedModel]) -> None:
-    def only_42(logits: torch.Tensor, reqs: list[Req]) -> torch.Tensor:
+    def only_42(logits: torch.Tensor, reqs: Sequence[Req]) -> None:
         logits[: len(reqs), 42] = 1e9
-        return logits
 
     engine = make_engine(tiny[0], (only_42,), cuda_graph_max_bs=2)
     assert run(engine, GREEDY, PROMPTS[:2]) == [[42] * NUM_TOKENS] * 2

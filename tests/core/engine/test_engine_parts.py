@@ -60,7 +60,9 @@ def test_every_batch_up_to_the_largest_graph_finds_one_that_fits() -> None:
 def test_pages_fill_the_bytes_given_but_no_more_than_rows_can_use() -> None:
     page_bytes = SHAPE.page_bytes(torch.float32)
     assert page_bytes == 2 * 2 * 2 * 8 * 4 * 4
-    settings = EngineSettings(cpu_kv_cache_bytes=2**20, max_running_requests=4)
+    settings = EngineSettings.model_validate(
+        {"cpu_kv_cache_bytes": 2**20, "max_running_requests": 4}
+    )
     budget = MemoryBudget(CPU, 0)
     plenty = count_pages(budget, settings, SHAPE, torch.float32, max_seq_len=10**6)
     assert plenty == 2**20 // page_bytes - 1
@@ -68,7 +70,7 @@ def test_pages_fill_the_bytes_given_but_no_more_than_rows_can_use() -> None:
 
 
 def test_no_room_for_a_page_names_the_flag() -> None:
-    settings = EngineSettings(cpu_kv_cache_bytes=2**20)
+    settings = EngineSettings.model_validate({"cpu_kv_cache_bytes": 2**20})
     huge = PoolShape(num_layers=64, num_pages=0, page_size=256, num_kv_heads=64, head_dim=128)
     with pytest.raises(SettingsError, match="--cpu-kv-cache-bytes: leaves no room"):
         count_pages(MemoryBudget(CPU, 0), settings, huge, torch.float32, 4096)

@@ -62,6 +62,18 @@ class EngineBackends:
             comm=manager.resolve("comm", choice.comm, context),
         )
 
+    def names(self) -> dict[str, str]:
+        """Return what serves each kind, in the spelling of its flag."""
+        attention = self.attention
+        pair = (attention.prefill.name, attention.decode.name)
+        chosen = {
+            "attention": ",".join(dict.fromkeys(pair)),
+            "kernels": ",".join(backend.name for backend in self.kernels.chosen),
+            "comm": self.comm.one.name,
+            "model": self.model.one.name,
+        }
+        return chosen if self.moe is None else chosen | {"moe": self.moe.one.name}
+
     def describe(self) -> list[str]:
         """Say for each kind what was picked and why, one line each."""
         chosen = (self.attention, self.kernels, self.moe, self.comm, self.model)

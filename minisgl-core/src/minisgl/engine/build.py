@@ -17,16 +17,18 @@ from minisgl.device import pick_device, set_cpu_threads
 from minisgl.distributed.contract import CommConfig, Communicator
 from minisgl.engine.backends import EngineBackends
 from minisgl.engine.contract import EngineLimits
-from minisgl.engine.engine import Engine, EngineParts, LogitsProcessor
+from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
 from minisgl.kvcache.pool import KVPool, PoolShape
-from minisgl.models.config import ModelConfig, normalize_config
+from minisgl.models.config import normalize_config
 from minisgl.models.contract import Model, ModelBuild
 from minisgl.moe.contract import MoEBackend, MoEConfig
 from minisgl.ops.contract import KernelConfig, KernelTable
 from minisgl.ops.table import build_kernel_table
+from minisgl.plugin.hooks import logits_processors, notify_engine_ready
 from minisgl.plugin.manager import PluginManager
+from minisgl.plugin.records import EngineInfo, LogitsProcessor
 from minisgl.plugin.selection import SelectedBackend
 from minisgl.weights.contract import ModelFiles
 from minisgl.weights.dtype import resolve_dtype
@@ -46,7 +48,7 @@ class EngineRequest:
         manager: The plugins of this process.
         files: The opened model.
         eos_token_ids: Every id that ends a sequence, from all sources.
-        logits_processors: From hooks.
+        logits_processors: To run after those of hooks.
         rank: Tensor-parallel rank of this process.
         init_method: Rendezvous of the ranks; unused with one rank.
         show_progress: Whether to show bars on stderr.
@@ -85,9 +87,7 @@ class _Builder:
         self._device = pick_device(settings.engine.device, request.rank)
         if self._device.type == "cpu":
             logger.debug("%d CPU threads", set_cpu_threads(settings.engine.tp))
-        self._dtype = resolve_dtype(
-            request.files.config, settings.model.dtype, self._device.type
-        )
+        self._dtype = resolve_dtype(request.files.config, settings.model.dtype, self._device.type)
         self._backends = EngineBackends.resolve(
             request.manager, settings, self._config, self._device, self._dtype
         )
@@ -98,10 +98,13 @@ class _Builder:
 
     def build(self) -> Engine:
         """Take memory, load and assemble."""
+        started = time.perf_counter()
+        hooks = self._request.manager.hooks
         comm = self._build_comm()
         kernels = self._build_kernels()
         model = self._load_model(kernels, comm)
         ctx, limits = self._build_context(model, kernels, comm)
+        info = self._info(limits, 0.0)
         parts = EngineParts(
             device=self._device,
             model=model,
@@ -109,9 +112,30 @@ class _Builder:
             limits=limits,
             base_seed=_shared_seed(comm),
             graph_sizes=self._graph_sizes(),
-            logits_processors=self._request.logits_processors,
+            logits_processors=(
+                *logits_processors(hooks, info),
+                *self._request.logits_processors,
+            ),
         )
-        return Engine(parts, self._request.show_progress)
+        engine = Engine(parts, self._request.show_progress)
+        notify_engine_ready(hooks, replace(info, start_s=time.perf_counter() - started))
+        return engine
+
+    def _info(self, limits: EngineLimits, start_s: float) -> EngineInfo:
+        """Describe the engine to hooks."""
+        return EngineInfo(
+            model=self._request.files.name,
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+            vocab_size=limits.vocab_size,
+            page_size=limits.page_size,
+            num_pages=limits.num_pages,
+            max_running_reqs=limits.max_running_reqs,
+            max_seq_len=limits.max_seq_len,
+            tp_size=self._settings.engine.tp,
+            backends=self._backends.names(),
+            start_s=start_s,
+        )
 
     def _build_comm(self) -> Communicator:
         backend = self._backends.comm.one
@@ -173,13 +197,15 @@ class _Builder:
         ctx.kv_pool = KVPool(shape, self._dtype, self._device)
         logger.info(
             "KV cache: %d pages of %d tokens, %.2f GiB",
-            shape.num_pages, page_size, ctx.kv_pool.num_bytes / 2**30,
+            shape.num_pages,
+            page_size,
+            ctx.kv_pool.num_bytes / 2**30,
         )
         num_rows = engine.max_running_requests + 1  # the last one is for padding
         max_pages = -(-max_seq_len // page_size)
-        ints = {"dtype": torch.int32, "device": self._device}
-        ctx.page_table = torch.full((num_rows, max_pages), ctx.kv_pool.dummy_page, **ints)
-        ctx.token_pool = torch.zeros((num_rows, max_seq_len), **ints)
+        ints = torch.zeros(0, dtype=torch.int32, device=self._device)
+        ctx.page_table = ints.new_full((num_rows, max_pages), ctx.kv_pool.dummy_page)
+        ctx.token_pool = ints.new_zeros((num_rows, max_seq_len))
         ctx.attn_backend = self._build_attention(model, ctx, max_seq_len)
         if self._backends.moe is not None:
             ctx.moe_backend = self._build_moe(self._backends.moe.one)

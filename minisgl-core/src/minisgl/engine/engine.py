@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,9 +20,7 @@ from minisgl.engine.outputs import OutputRing
 from minisgl.engine.row_params import RowParams
 from minisgl.models.contract import Model
 from minisgl.ops.contract import SamplingHints, SamplingInputs
-
-LogitsProcessor = Callable[[torch.Tensor, list[Req]], torch.Tensor]
-"""Takes ``[num_rows, vocab_size]`` float32 logits, which it may change, and their requests."""
+from minisgl.plugin.records import LogitsProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +169,7 @@ class Engine(StepEngine):
         n = len(reqs)
         edited = edit_logits(logits, reqs, seq_lens, newest, self.limits.eos_token_ids)
         for processor in self._parts.logits_processors:
-            edited = processor(edited, reqs)
+            processor(edited, reqs)
         inputs = SamplingInputs(*(t[:n] for t in tensors.sampling))
         tokens = self._ctx.kernels.sample(edited, inputs, False)
         self._flat_pool.index_copy_(0, tensors.write_loc[:n], tokens)
@@ -184,7 +181,9 @@ class Engine(StepEngine):
             return
         self._ctx.attn_backend.init_graph(self._graphs.sizes[-1])
         keys = [
-            GraphKey(size, greedy) for size in reversed(self._graphs.sizes) for greedy in (True, False)
+            GraphKey(size, greedy)
+            for size in reversed(self._graphs.sizes)
+            for greedy in (True, False)
         ]
         for key in tqdm(keys, desc="capturing graphs", disable=not show_progress, leave=False):
             batch = Batch(reqs=[], phase="decode")
@@ -203,7 +202,9 @@ class Engine(StepEngine):
         req.table_idx = limits.max_running_reqs
         none = np.empty(0, np.int32)
         max_pages = self._ctx.page_table.shape[1]
-        dummy_table = np.full((req.table_idx + 1, max_pages), self._ctx.kv_pool.dummy_page, np.int32)
+        dummy_table = np.full(
+            (req.table_idx + 1, max_pages), self._ctx.kv_pool.dummy_page, np.int32
+        )
 
         def arrays(cached_len: int, seq_len: int) -> StepArrays:
             row = np.array([req.table_idx], np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,7 +42,7 @@ class StepGraph(ABC):
 class CudaGraph(StepGraph):
     """A CUDA graph; all graphs of an engine share one memory pool, as only one runs at a time."""
 
-    def __init__(self, step: StepFunction, pool: tuple[int, int] | None) -> None:
+    def __init__(self, step: StepFunction, pool: Any) -> None:  # Any: torch's handle is opaque
         """Warm ``step`` up and capture it on the current stream."""
         step()  # lazy initialisation and autotuning must not be captured
         torch.cuda.current_stream().synchronize()
@@ -51,7 +51,7 @@ class CudaGraph(StepGraph):
             self.output = step()
 
     @property
-    def pool(self) -> tuple[int, int]:
+    def pool(self) -> Any:  # an opaque handle
         """The memory pool, for the next capture."""
         return self._graph.pool()
 
@@ -97,7 +97,7 @@ class GraphRunner:
         """Take the ascending batch sizes to capture; none means graphs are off."""
         self.sizes = sizes
         self._graphs: dict[GraphKey, StepGraph] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # an opaque handle
 
     def padded_size(self, num_reqs: int) -> int | None:
         """Return the smallest captured size that fits, or ``None``: run without a graph."""

@@ -41,7 +41,7 @@ class RowParams:
         self._vocab_size = vocab_size
         self._base_seed = base_seed
         self._is_always_edited = is_always_edited
-        self._arrays = {
+        self._arrays: dict[str, np.ndarray] = {
             "temperature": np.zeros(size, np.float32),
             "top_k": np.full(size, vocab_size, np.int32),
             "top_p": np.ones(size, np.float32),
