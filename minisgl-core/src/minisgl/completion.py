@@ -56,15 +56,15 @@ class Choice(TypedDict):
 
 
 class Completion(Choice):
-    """The answer to one prompt: its first choice, and all of them when ``n`` is over 1.
+    """The answer to one prompt: its first choice, and all of them.
 
     Attributes:
         usage: Token counts of the request.
-        choices: The ``n`` choices in order; absent when ``n`` is 1.
+        choices: The ``n`` choices in order, the first included.
     """
 
     usage: Usage
-    choices: NotRequired[list[Choice]]
+    choices: list[Choice]
 
 
 class Chunk(TypedDict):

@@ -1,7 +1,7 @@
 """The offline interface: an engine, its scheduler and a tokenizer in one object.
 
-    with LLM("demo") as llm:
-        print(llm.generate(["The capital of France is"])[0]["text"])
+with LLM("demo") as llm:
+print(llm.generate(["The capital of France is"])[0]["text"])
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 from tqdm import tqdm
 
 from minisgl.completion import Chunk, Completion
+from minisgl.config.load import Settings
 from minisgl.engine.build import EngineRequest, build_engine
-from minisgl.errors import RequestError
+from minisgl.errors import RequestError, SettingsError
 from minisgl.generation import Generation
 from minisgl.message.types import AbortMsg, ResultMsg, SchedulerStats, UserMsg
 from minisgl.plugin.manager import PluginManager
@@ -61,20 +62,34 @@ class LLM:
             ModelError: The model cannot be found, read or run.
         """
         manager = PluginManager.bootstrap()
-        filled = manager.load_settings({"model": model, **settings})
-        backends = SchedulerBackends.resolve(manager, filled)
+        self._open_model(manager.load_settings({"model": model, **settings}), manager)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, manager: PluginManager) -> LLM:
+        """Load a model with settings that are filled already; see `LLM` for the errors."""
+        llm = cls.__new__(cls)
+        llm._open_model(settings, manager)
+        return llm
+
+    def _open_model(self, settings: Settings, manager: PluginManager) -> None:
+        """Set everything up."""
+        if settings.engine.tp != 1:
+            raise SettingsError(
+                f"tp {settings.engine.tp}: the offline LLM runs on one rank; allowed: 1"
+            )
+        backends = SchedulerBackends.resolve(manager, settings)
         files = open_model(
-            filled.model.model,
-            filled.model.model_source,
+            settings.model.model,
+            settings.model.model_source,
             manager,
-            revision=filled.model.revision,
-            settings_of=filled.plugin,
+            revision=settings.model.revision,
+            settings_of=settings.plugin,
         )
         self.tokenizer = files.load_tokenizer()
         self._pieces = TokenPieces(self.tokenizer)
         self._engine = build_engine(
             EngineRequest(
-                filled,
+                settings,
                 manager,
                 files,
                 eos_token_ids=eos_token_ids(files, self.tokenizer),
@@ -82,7 +97,7 @@ class LLM:
             )
         )
         self._io = OfflineIO()
-        self._scheduler = build_scheduler(backends, filled, self._engine, DeadlineIO(self._io))
+        self._scheduler = build_scheduler(backends, settings, self._engine, DeadlineIO(self._io))
         self._open: dict[int, Generation] = {}
         self._uids = count()
         self._lock = threading.RLock()
@@ -347,7 +362,4 @@ def _per_prompt(
 def _completion(group: Sequence[Generation]) -> Completion:
     """Put the choices of one prompt together."""
     choices = [generation.choice() for generation in group]
-    completion = Completion(**choices[0], usage=Generation.usage(group))
-    if len(choices) > 1:
-        completion["choices"] = choices
-    return completion
+    return Completion(**choices[0], usage=Generation.usage(group), choices=choices)
