@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from minisgl.cli.commands import minisgl_subcommands
 from minisgl.cli.generate import Prompt, generate
 from minisgl.cli.parser import parse
 from minisgl.completion import Choice, Chunk, Completion, Usage
+from minisgl.config.load import Settings
 from minisgl.errors import RequestError, SettingsError
 from minisgl.plugin.commands import CommandContext
+from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer.chat import Message
 from tests.core.plugin.installed import Boot
@@ -22,14 +24,14 @@ from tests.core.plugin.installed import Boot
 class EchoModel:
     """Answers with the prompt, a word at a time; records what it was asked."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
+        self.settings: Settings | None = None
         self.params: SamplingParams | None = None
         self.messages: Sequence[Message] = ()
         self.is_open = False
         self.finish_reason = "stop"
 
-    def __call__(self, **settings: Any) -> EchoModel:
+    def __call__(self, settings: Settings, plugins: PluginManager) -> EchoModel:
         self.settings = settings
         return self
 
@@ -57,19 +59,21 @@ class EchoModel:
         return [1, 2, 3]
 
     def _complete(self, text: str, n: int) -> Completion:
-        completion = Completion(
+        choice = Choice(
             text=text,
             token_ids=[1, 2],
             finish_reason=self.finish_reason,
             stop_reason=None,
             error=None,
             logprobs=None,
-            usage=Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, cached_tokens=0),
         )
-        if n > 1:
-            choices: list[Choice] = [completion.copy() for _ in range(n)]
-            completion["choices"] = choices
-        return completion
+        usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, cached_tokens=0)
+        return Completion(**choice, usage=usage, choices=[choice] * n)
+
+
+def given(model: EchoModel) -> Mapping[str, Any]:
+    assert model.settings is not None, "the model was not opened"
+    return model.settings.given
 
 
 @pytest.fixture
@@ -129,7 +133,7 @@ def test_json_is_one_document(
 
 def test_settings_reach_the_engine_as_keywords(context_of: Any, model: EchoModel) -> None:
     generate(context_of("demo", "p", "--attn", "torch", "--tp", "2", "--no-overlap"), model)
-    assert model.settings == {"model": "demo", "attn": "torch", "tp": 2, "overlap": False}
+    assert given(model) == {"model": "demo", "attn": "torch", "tp": 2, "overlap": False}
 
 
 def test_sampling_flags_reach_the_engine(context_of: Any, model: EchoModel) -> None:
@@ -165,7 +169,7 @@ def test_a_sampling_flag_out_of_range_is_refused_before_a_model_is_opened(
     name = flags.split()[0].strip("-").replace("-", "_")
     with pytest.raises(RequestError, match=name):
         generate(context_of("demo", "p", *flags.split()), model)
-    assert model.settings == {}
+    assert model.settings is None
 
 
 def test_a_chat_goes_through_the_template(context_of: Any, model: EchoModel) -> None:
@@ -215,7 +219,7 @@ def test_contradictions_are_refused_before_a_model_is_opened(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         generate(context_of(*arguments), model)
-    assert model.settings == {}
+    assert model.settings is None
 
 
 def test_a_request_that_fails_is_exit_code_1(

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from minisgl.config.load import Settings
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
+from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ class TextModel(Protocol):
         """Return the prompt of a conversation."""
 
 
-Opener = Callable[..., AbstractContextManager[TextModel]]
-"""Takes settings as keywords and opens a model."""
+Opener = Callable[[Settings, PluginManager], AbstractContextManager[TextModel]]
+"""Opens the model that the settings name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,12 @@ def run(context: CommandContext) -> int:
     return generate(context, open_llm)
 
 
-def open_llm(**settings: Any) -> AbstractContextManager[TextModel]:  # Any: fields have any type
+def open_llm(settings: Settings, plugins: PluginManager) -> AbstractContextManager[TextModel]:
     """Make an engine from settings."""
     # Only now, because it imports torch: a wrong flag is reported without waiting for that.
     from minisgl.llm import LLM  # noqa: PLC0415
 
-    return LLM(**settings)
+    return LLM.from_settings(settings, plugins)
 
 
 def generate(context: CommandContext, opener: Opener) -> int:
@@ -128,7 +130,7 @@ def generate(context: CommandContext, opener: Opener) -> int:
         raise SettingsError("--stream: goes with one prompt, --n 1 and no --json")
     if arguments.system and not arguments.chat:
         raise SettingsError("--system: goes with --chat")
-    with opener(**context.filled_settings.given) as model:
+    with opener(context.filled_settings, context.plugins) as model:
         inputs = [_encode(model, prompt, arguments) for prompt in prompts]
         if can_stream and arguments.stream is not False:
             answer = _stream(model, inputs[0], params)
@@ -226,15 +228,11 @@ def _at_once(
         document = {"outputs": rows, "timing": asdict(timing)}
         sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
     else:
-        texts = [choice["text"] for output in outputs for choice in _choices(output)]
+        texts = [choice["text"] for output in outputs for choice in output["choices"]]
         sys.stdout.writelines(f"{text}\n" for text in texts)
     sys.stdout.flush()
-    choices = [choice for output in outputs for choice in _choices(output)]
+    choices = [choice for output in outputs for choice in output["choices"]]
     return Answer(timing, [problem for choice in choices for problem in _problems(choice)])
-
-
-def _choices(output: Completion) -> Sequence[Choice]:
-    return output.get("choices") or [output]
 
 
 def _problems(result: Choice | Chunk) -> list[str]:
