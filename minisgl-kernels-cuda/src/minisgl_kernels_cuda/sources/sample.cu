@@ -297,10 +297,13 @@ INLINE u32 bound(Selection& found, const Row& row, int top_k, float top_p, doubl
 }
 
 INLINE void list_candidates(Selection& found, Row& row) {
+    row.is_listed = false;
+    if (row.cut == NO_LIMIT && row.logits.vocab > MAX_CANDIDATES) return;
     if (threadIdx.x == 0) found.num_candidates = 0;
     __syncthreads();
-    row.is_listed = false;
+    volatile int& count = found.num_candidates;
     visit_candidates(found, row, [&](u32 key) {
+        if (count > MAX_CANDIDATES) return;
         int at = atomicAdd(&found.num_candidates, 1);
         if (at < MAX_CANDIDATES) found.candidates[at] = key;
     });
@@ -361,11 +364,11 @@ struct Filter {
 };
 
 // Sum the kept weights of every tile anew; thread t gets that of tile t.
-INLINE double filtered_sum(const Row& row, const Filter& filter, const float* maxima) {
-    __shared__ float sums[MAX_TILES];
+INLINE double filtered_sum(const Row& row, const Filter& filter, Selection& found) {
+    float* sums = reinterpret_cast<float*>(found.counts);  // the selection is over
     for (int tile = threadIdx.x / 32; tile < row.num_tiles; tile += WARPS) {
         float sum = 0.f;
-        if (filter.weight(maxima[tile]) > 0.f) {
+        if (filter.weight(found.maxima[tile]) > 0.f) {
             visit_tile(row.logits, tile, [&](float logit, int) { sum += filter.weight(logit); });
             sum = warp_sum(sum);
         }
@@ -408,14 +411,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     row.scale.inverse = inverse_temperature(temperature);
     Filter filter{row.scale, NO_LIMIT, min_ps[at]};
     double weight = 0.;
-    if (me < num_tiles) weight = tile_sum[at * num_tiles + me] * double(filter.weight(maximum));
+    if (me < num_tiles)
+        weight = tile_sum[at * num_tiles + me] * double(weight_of(row.scale.distance(maximum)));
     double mass;
     block_scan(weight, mass);
     int top_k = top_ks[at] < 1 ? 1 : top_ks[at];
     float top_p = top_ps[at];
     if (top_k < vocab || top_p < 1.f) filter.limit = find_limit(found, row, top_k, top_p, mass);
     if (filter.limit < NO_LIMIT || filter.min_p > 0.f) {
-        weight = filtered_sum(row, filter, found.maxima);
+        weight = filtered_sum(row, filter, found);
         block_scan(weight, mass);
     }
     double target = uniform(Random{seeds[at], positions[at]}) * mass;

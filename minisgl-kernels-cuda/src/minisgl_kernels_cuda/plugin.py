@@ -1,0 +1,53 @@
+"""What this distribution registers: kernel set ``cuda``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from minisgl.plugin.spec import PLUGIN_API, Availability, BackendSpec, ProbeContext
+from minisgl_kernels_cuda.settings import CudaKernelSettings, has_nvrtc
+
+# Before FlashInfer's set: every op here was measured to be at least as quick, see the README.
+PRIORITY = 30
+MIN_SM = 80
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def probe(context: ProbeContext) -> Availability:
+    """Say whether the kernels can be compiled and run here."""
+    reason = _obstacle(context)
+    if reason:
+        return Availability(ok=False, reason=reason)
+    return Availability(ok=True, reason="cuda-core and NVRTC found", priority=PRIORITY)
+
+
+def _obstacle(context: ProbeContext) -> str:
+    """Return what is in the way, or nothing."""
+    if context.device != "cuda" or context.sm is None:
+        return "needs an NVIDIA GPU of compute capability 8.0 or up"
+    if context.sm < MIN_SM:
+        return f"needs compute capability 8.0 or up, this GPU has {context.sm / 10}"
+    if context.dtype not in DTYPES:
+        return f"serves {', '.join(DTYPES)}, the model is {context.dtype}"
+    if not _has_cuda_core():
+        return "package cuda-core is not installed: pip install 'cuda-core[cu13]'"
+    if not has_nvrtc():
+        return (
+            "NVRTC is not installed: pip install nvidia-cuda-nvrtc, or set CUDA_HOME to a CUDA "
+            "toolkit"
+        )
+    return ""
+
+
+def _has_cuda_core() -> bool:
+    """Look without importing it; ``cuda`` itself is a namespace of several distributions."""
+    return find_spec("cuda") is not None and find_spec("cuda.core") is not None
+
+
+KERNELS = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl_kernels_cuda.backend:CudaKernelSet",
+    summary="our own kernels, compiled at first use; NVIDIA GPUs from Ampere on",
+    settings=CudaKernelSettings,
+    probe=probe,
+)

@@ -1,0 +1,102 @@
+"""The CUDA sources: which kernels each has, and how their arguments lie in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Protocol
+
+import torch
+
+from minisgl.errors import PluginError
+
+MACROS: Mapping[torch.dtype, int] = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
+"""Value of ``MINISGL_DTYPE`` for each element type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One source file.
+
+    Attributes:
+        name: Of the file, without its suffix.
+        entries: Argument layout of each kernel by name, in the letters of `struct` (native
+            alignment, which is CUDA's): P a pointer, q int64, i int32, f float32.
+    """
+
+    name: str
+    entries: Mapping[str, str]
+
+
+class Launch(Protocol):
+    """A compiled kernel."""
+
+    def __call__(self, grid: tuple[int, int], block: tuple[int, int], *args: float) -> None:
+        """Submit it to the current stream.
+
+        Args:
+            grid: Blocks in x and y.
+            block: Threads of a block in x and y.
+            args: By the layout of the kernel; pointers as addresses, 0 for none.
+        """
+
+
+class Loader(ABC):
+    """Turns units into kernels: on a device, or in a test on a simulator."""
+
+    @abstractmethod
+    def load(self, unit: Unit, dtype: torch.dtype) -> Mapping[str, Launch]:
+        """Compile a unit for an element type, if need be, and return its kernels by name."""
+
+
+def piece_size(dtype: torch.dtype) -> int:
+    """Return how many elements 16 bytes hold."""
+    return 16 // dtype.itemsize
+
+
+def read_sources() -> dict[str, str]:
+    """Return the text of every source file by its name."""
+    folder = files("minisgl_kernels_cuda") / "sources"
+    return {
+        f.name: f.read_text("utf-8") for f in folder.iterdir() if f.name.endswith((".cu", ".cuh"))
+    }
+
+
+def macro_of(dtype: torch.dtype) -> int:
+    """Return the value of ``MINISGL_DTYPE``.
+
+    Raises:
+        PluginError: No kernel serves the dtype.
+    """
+    if dtype not in MACROS:
+        known = ", ".join(str(d).removeprefix("torch.") for d in MACROS)
+        raise PluginError(f"--kernels cuda: dtype {dtype} is not served; allowed: {known}")
+    return MACROS[dtype]
+
+
+NORM = Unit(
+    "norm",
+    {
+        **{f"rms_norm_{p}": "PPPqqiiif" for p in (1, 2, 4)},
+        **{f"fused_add_rms_norm_{p}": "PPPiif" for p in (1, 2, 4)},
+    },
+)
+ACTIVATION = Unit(
+    "activation", dict.fromkeys(("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"), "PPi")
+)
+MEMORY = Unit("memory", {"embedding": "PPPiii", "store_kv": "PPPPPqqi"})
+QKV = Unit(
+    "qkv", dict.fromkeys(("qkv_64", "qkv_128", "qkv_256", "qkv_any"), "PPPPPPPPqiiiiif")
+)
+SAMPLE = Unit("sample", {"sample_tiles": "PqiiPPP", "sample_rows": "PqiiPPPPPPPPP"})
+LINEAR = Unit(
+    "linear",
+    {
+        f"linear_{form}_{groups}_{columns}": "PPPPiii"
+        for form in ("stream", "shot")
+        for groups, columns in ((1, 1), (2, 1), (1, 2), (2, 2), (2, 4))
+    },
+)
+UNITS = (NORM, ACTIVATION, MEMORY, QKV, SAMPLE, LINEAR)
