@@ -9,7 +9,7 @@ SETUP := .venv/.setup-done
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard minisgl-*/pyproject.toml))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-wheels lint format wheels lock clean
+.PHONY: help setup demo test test-all test-wheels lint format wheels docs bench lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,13 @@ format: $(SETUP) ## Format the code and mend what ruff can mend
 wheels: $(SETUP) ## Build the sdist and the wheel of every distribution into dist/
 	rm -rf dist
 	for name in $(DISTRIBUTIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$name || exit 1; done
+
+docs: $(SETUP) ## Write the pages of docs/ that are made from the code
+	$(BIN)/python -c "from minisgl.config.table import *; print(render_page(SettingsTree.build()), end='')" \
+		> docs/settings.md
+
+bench: $(SETUP) ## Compare with Hugging Face on this CPU (minutes, wants an idle machine)
+	$(BIN)/python -m benchmarks.cpu_vs_hf
 
 # Without triton: each build of torch asks for its own.
 lock: $(SETUP) ## Write the installed versions to constraints.txt

@@ -41,8 +41,17 @@ class Req:
     """
 
     __slots__ = (
-        "uid", "tokens", "num_tokens", "prompt_len", "table_idx", "cached_len", "device_len",
-        "max_device_len", "sampling_params", "cache_handle", "num_cached_prompt_tokens",
+        "uid",
+        "tokens",
+        "num_tokens",
+        "prompt_len",
+        "table_idx",
+        "cached_len",
+        "device_len",
+        "max_device_len",
+        "sampling_params",
+        "cache_handle",
+        "num_cached_prompt_tokens",
     )
 
     def __init__(

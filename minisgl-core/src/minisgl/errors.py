@@ -20,7 +20,7 @@ class PluginError(MinisglError):
 
 
 class ModelError(MinisglError):
-    """A model cannot be run: unknown architecture, unsupported option, damaged or missing weights."""
+    """A model cannot be run: unknown architecture or option, damaged or missing weights."""
 
 
 class CapacityError(MinisglError):

@@ -125,8 +125,11 @@ def _check_int(name: str, value: int, low: int, high: int, also: str = "") -> No
 def _check_range(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
     """Refuse anything but a finite number in ``[low, high]``, or ``(low, high]``."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high or (
-        open_low and value == low
+    if (
+        not is_number
+        or not math.isfinite(value)
+        or not low <= value <= high
+        or (open_low and value == low)
     ):
         bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
         raise RequestError(f"{name} {value!r}: must be a number {bounds}")

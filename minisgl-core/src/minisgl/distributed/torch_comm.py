@@ -65,7 +65,7 @@ class TorchCommunicator(Communicator):
         """Concatenate over ranks along the last dimension."""
         tensor = tensor.contiguous()
         parts = tensor.new_empty((self.size, *tensor.shape))
-        dist.all_gather_into_tensor(parts, tensor)  # [size, ..., n]
+        dist.all_gather(list(parts.unbind(0)), tensor)  # [size, ..., n]
         return parts.movedim(0, -2).flatten(-2)  # [..., size * n]
 
     def broadcast_bytes(self, payload: bytes | None) -> bytes:

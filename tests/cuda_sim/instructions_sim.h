@@ -1,0 +1,292 @@
+// A CUDA device for tests, in one header: the kernels' sources run on a CPU, thread by thread.
+//
+// The threads of a block are fibers that take turns; each runs until it meets a barrier or an
+// exchange of its warp, so that a missing barrier shows as a wrong result. Blocks run one after
+// another. Only what the sources use is here.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static  // one block at a time
+
+struct uint4 {
+    u32 x, y, z, w;
+};
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+
+namespace sim {
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+struct Warp {
+    // Two buffers: a lane can be at most one exchange ahead of the slowest reader.
+    alignas(16) char values[2][32][64];
+    int num_lanes, num_arrived, generation;
+};
+
+struct Fiber {
+    Dim thread;
+    int warp, lane;
+    bool has_started, is_done;
+    jmp_buf state;
+    ucontext_t start;
+    std::vector<char> stack;
+};
+
+struct Device {
+    Dim grid, block, block_index;
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    Fiber* current;
+    jmp_buf scheduler;
+    ucontext_t home;
+    int num_alive, num_waiting, generation;
+    u64 num_events;  // grows whenever a thread gets further
+    void (*entry)(const char*);
+    const char* arguments;
+};
+inline Device device;
+
+inline void yield() {
+    if (!_setjmp(device.current->state)) _longjmp(device.scheduler, 1);
+}
+
+inline void barrier() {
+    int generation = device.generation;
+    if (++device.num_waiting == device.num_alive) {
+        device.num_waiting = 0;
+        device.generation++;
+        device.num_events++;
+    }
+    while (device.generation == generation) yield();
+}
+
+// Give a value to the warp and see those of all lanes.
+template <typename T>
+inline const char (*exchange(const T& value))[64] {
+    static_assert(sizeof(T) <= 64, "a lane's place is 64 bytes");
+    Fiber& me = *device.current;
+    Warp& warp = device.warps[me.warp];
+    int generation = warp.generation;
+    auto* values = warp.values[generation & 1];
+    memcpy(values[me.lane], &value, sizeof(T));
+    if (++warp.num_arrived == warp.num_lanes) {
+        warp.num_arrived = 0;
+        warp.generation++;
+        device.num_events++;
+    }
+    while (warp.generation == generation) yield();
+    return values;
+}
+
+template <typename T>
+inline T from_lane(T value, int lane) {
+    auto* values = exchange(value);
+    if (lane < 0 || lane >= device.warps[device.current->warp].num_lanes) return value;
+    T other;
+    memcpy(&other, values[lane], sizeof(T));
+    return other;
+}
+
+inline void run_fiber() {
+    device.entry(device.arguments);
+    device.current->is_done = true;
+    device.num_alive--;
+    device.num_events++;
+    if (device.num_alive && device.num_waiting == device.num_alive) {
+        device.num_waiting = 0;  // those at the barrier waited for this thread alone
+        device.generation++;
+    }
+    _longjmp(device.scheduler, 1);
+}
+
+inline void resume(Fiber& fiber) {
+    device.current = &fiber;
+    if (_setjmp(device.scheduler)) return;
+    if (fiber.has_started) _longjmp(fiber.state, 1);
+    fiber.has_started = true;
+    setcontext(&fiber.start);
+}
+
+inline void start(Fiber& fiber, int index) {
+    Dim block = device.block;
+    fiber.thread = {index % block.x, index / block.x % block.y, index / (block.x * block.y)};
+    fiber.warp = index / 32;
+    fiber.lane = index % 32;
+    fiber.has_started = fiber.is_done = false;
+    if (fiber.stack.empty()) fiber.stack.resize(64 * 1024);
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.data();
+    fiber.start.uc_stack.ss_size = fiber.stack.size();
+    fiber.start.uc_link = nullptr;
+    makecontext(&fiber.start, run_fiber, 0);
+}
+
+inline void run_block() {
+    int num_threads = device.block.x * device.block.y * device.block.z;
+    if (int(device.fibers.size()) < num_threads) device.fibers.resize(num_threads);
+    device.warps.assign((num_threads + 31) / 32, Warp{});
+    device.num_alive = num_threads;
+    device.num_waiting = 0;
+    for (int i = 0; i < num_threads; i++) {
+        device.warps[i / 32].num_lanes++;
+        start(device.fibers[i], i);
+    }
+    while (device.num_alive) {
+        u64 before = device.num_events;
+        for (int i = 0; i < num_threads; i++)
+            if (!device.fibers[i].is_done) resume(device.fibers[i]);
+        if (device.num_events == before) {
+            fprintf(stderr, "simulator: the threads of a block wait for each other\n");
+            abort();
+        }
+    }
+}
+
+// Arguments lie in a buffer as CUDA's launch takes them: each at its natural alignment.
+template <typename... A>
+struct Unpacked {
+    std::tuple<A...> values;
+    explicit Unpacked(const char* from) {
+        size_t at = 0;
+        std::apply([&](A&... value) { (take(value, from, at), ...); }, values);
+    }
+    template <typename T>
+    static void take(T& value, const char* from, size_t& at) {
+        at = (at + alignof(T) - 1) / alignof(T) * alignof(T);
+        memcpy(&value, from + at, sizeof(T));
+        at += sizeof(T);
+    }
+};
+
+template <auto KERNEL>
+struct Launch;
+template <typename... A, void (*KERNEL)(A...)>
+struct Launch<KERNEL> {
+    static void call(const char* arguments) { std::apply(KERNEL, Unpacked<A...>(arguments).values); }
+    static void run(const int* shape, const char* arguments) {
+        device.grid = {unsigned(shape[0]), unsigned(shape[1]), 1};
+        device.block = {unsigned(shape[2]), unsigned(shape[3]), 1};
+        device.entry = call;
+        device.arguments = arguments;
+        for (unsigned y = 0; y < device.grid.y; y++)
+            for (unsigned x = 0; x < device.grid.x; x++) {
+                device.block_index = {x, y, 0};
+                run_block();
+            }
+    }
+};
+
+inline float from_f16(u16 bits) {
+    _Float16 value;
+    memcpy(&value, &bits, 2);
+    return float(value);
+}
+
+}  // namespace sim
+
+#define SIM_EXPORT(NAME)                                             \
+    extern "C" void sim_##NAME(const int* shape, const char* args) { \
+        sim::Launch<NAME>::run(shape, args);                         \
+    }
+
+#define threadIdx (sim::device.current->thread)
+#define blockIdx (sim::device.block_index)
+#define blockDim (sim::device.block)
+#define gridDim (sim::device.grid)
+
+inline void __syncthreads() { sim::barrier(); }
+
+template <typename T>
+inline T __shfl_sync(u32, T value, int lane) {
+    return sim::from_lane(value, lane);
+}
+template <typename T>
+inline T __shfl_xor_sync(u32, T value, int mask) {
+    return sim::from_lane(value, sim::device.current->lane ^ mask);
+}
+template <typename T>
+inline T __shfl_up_sync(u32, T value, int offset) {
+    return sim::from_lane(value, sim::device.current->lane - offset);
+}
+
+template <typename T>
+inline T atomicAdd(T* at, T value) {
+    T old = *at;
+    *at += value;
+    return old;
+}
+
+inline u32 __float_as_uint(float value) {
+    u32 bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+inline float __uint_as_float(u32 bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+inline u64 __float2ull_rn(float value) { return u64(std::nearbyint(double(value))); }
+inline float rsqrtf(float value) { return 1.f / std::sqrt(value); }
+inline float exp2_fast(float value) { return std::exp2(value); }
+
+inline void pdl_wait() {}
+inline void pdl_launch() {}
+inline uint4 load_streaming(const void* from) { return *static_cast<const uint4*>(from); }
+
+inline float bf16_to_float(u16 bits) { return __uint_as_float(u32(bits) << 16); }
+inline u16 float_to_bf16(float value) {
+    u32 bits = __float_as_uint(value);
+    if (value != value) return 0x7fff;
+    return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // nearest, ties to even
+}
+inline float f16_to_float(u16 bits) { return sim::from_f16(bits); }
+inline u16 float_to_f16(float value) {
+    _Float16 half = _Float16(value);
+    u16 bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+}
+
+// The layout of m16n8k16: PTX ISA, "Matrix fragments for mma.m16n8k16", 16-bit types.
+inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    struct Operands {
+        u32 a[4], b[2];
+    };
+    auto* values = sim::exchange(Operands{{a0, a1, a2, a3}, {b0, b1}});
+    auto part = [](u32 pair, int i) {
+        u16 bits = u16(pair >> 16 * i);
+#if MINISGL_DTYPE == MINISGL_BF16
+        return bf16_to_float(bits);
+#else
+        return f16_to_float(bits);
+#endif
+    };
+    int lane = sim::device.current->lane;
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            int quad = k % 8 / 2;
+            auto& left = *reinterpret_cast<const Operands*>(values[row % 8 * 4 + quad]);
+            auto& right = *reinterpret_cast<const Operands*>(values[column * 4 + quad]);
+            float a = part(left.a[row / 8 + k / 8 * 2], k % 2);
+            c[i] += a * part(right.b[k / 8], k % 2);
+        }
+    }
+}
