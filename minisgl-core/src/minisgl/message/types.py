@@ -7,17 +7,37 @@ grow with the number of running requests by more than the numbers themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from minisgl.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from minisgl.engine.contract import TokenLogprobs
-
 FinishReason = Literal["stop", "length", "abort", "error"]
 """How a request ended: an end-of-sequence or stop token, its length, an abort, or a fault."""
+
+RefusalCode = Literal["", "invalid", "full"]
+"""Why a request was refused: its own fault, or too many wait; empty for one that was accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the model's own distribution at one sampled position.
+
+    That is before penalties, bias, temperature and filters, so a token that these forced may be
+    unlikely here.
+
+    Attributes:
+        token_id: The sampled token.
+        logprob: Its natural log-probability.
+        top_ids: The likeliest tokens, likeliest first; as many as were asked for.
+        top_logprobs: Their log-probabilities.
+    """
+
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +104,7 @@ class FinishedReq:
         num_prompt_tokens: Length of the prompt.
         num_output_tokens: Tokens that were generated and sent, the stop token included.
         num_cached_tokens: Prompt tokens whose KV was found in the prefix cache.
+        refusal: For an ``"error"`` that was a refusal, whose fault it is.
     """
 
     uid: int
@@ -93,6 +114,7 @@ class FinishedReq:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    refusal: RefusalCode = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from minisgl.config.load import Settings
@@ -9,6 +10,7 @@ from minisgl.config.sections import SchedulerSettings
 from minisgl.engine.contract import StepEngine
 from minisgl.kvcache.contract import CacheConfig, PrefixCache
 from minisgl.plugin.manager import PluginManager
+from minisgl.plugin.records import StepRecord
 from minisgl.plugin.selection import Selection
 from minisgl.plugin.spec import ProbeContext
 from minisgl.scheduler.config import SchedulerConfig
@@ -48,9 +50,20 @@ class SchedulerBackends:
 
 
 def build_scheduler(
-    backends: SchedulerBackends, settings: Settings, engine: StepEngine, io: SchedulerIO
+    backends: SchedulerBackends,
+    settings: Settings,
+    engine: StepEngine,
+    io: SchedulerIO,
+    on_step: Callable[[StepRecord], None] | None = None,
 ) -> Scheduler:
     """Build a scheduler with the picked backends.
+
+    Args:
+        backends: The picked ones.
+        settings: All settings.
+        engine: Computes.
+        io: The line to the world.
+        on_step: Observes steps; ``None`` costs nothing.
 
     Raises:
         PluginError: The code of one of them cannot be imported.
@@ -61,7 +74,7 @@ def build_scheduler(
     )
     policy: Policy = policy_backend.build(PolicyConfig(settings.plugin(policy_backend.key)))
     config = scheduler_config(settings.scheduler, settings.engine.tp)
-    return Scheduler(engine, cache, policy, io, config)
+    return Scheduler(engine, cache, policy, io, config, on_step)
 
 
 def scheduler_config(settings: SchedulerSettings, tp_size: int) -> SchedulerConfig:

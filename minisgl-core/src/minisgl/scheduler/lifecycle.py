@@ -7,8 +7,8 @@ import logging
 import numpy as np
 
 from minisgl.engine.contract import EngineLimits
-from minisgl.errors import RequestError
-from minisgl.message.types import FinishedReq, FinishReason, UserMsg
+from minisgl.errors import CapacityError, RequestError
+from minisgl.message.types import FinishedReq, FinishReason, RefusalCode, UserMsg
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.contract import ScheduledReq
@@ -84,7 +84,10 @@ class Lifecycle:
         try:
             req = self._make_req(msg)
         except RequestError as error:
-            self._refuse(msg.uid, str(error))
+            self._refuse(msg.uid, str(error), "invalid")
+            return
+        except CapacityError as error:
+            self._refuse(msg.uid, str(error), "full")
             return
         except Exception as error:
             logger.exception("request %s could not be read", msg.uid)
@@ -168,9 +171,9 @@ class Lifecycle:
         self._cache.settle(step)
         self._cache.flush()
 
-    def _refuse(self, uid: int, detail: str) -> None:
+    def _refuse(self, uid: int, detail: str, code: RefusalCode = "") -> None:
         """Send the terminal result of a request that never was."""
-        self._outbox.finished.append(FinishedReq(uid, "error", detail))
+        self._outbox.finished.append(FinishedReq(uid, "error", detail, refusal=code))
         self.num_finished["error"] += 1
         logger.debug("request %s refused: %s", uid, detail)
 
@@ -204,13 +207,14 @@ class Lifecycle:
         """Check a request and make its books.
 
         Raises:
-            RequestError: It can never run, or must not wait.
+            RequestError: It can never run.
+            CapacityError: Too many wait.
         """
         if msg.uid in self._active:
             raise RequestError(f"uid {msg.uid}: a request of that uid is running")
         ids = self._checked_ids(msg.input_ids)
         if self._max_queued is not None and self._prefill.num_waiting >= self._max_queued:
-            raise RequestError(
+            raise CapacityError(
                 f"the queue is full: {self._prefill.num_waiting} requests wait, "
                 f"at most {self._max_queued} may"
             )
