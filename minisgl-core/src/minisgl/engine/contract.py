@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from minisgl.core import Batch
+from minisgl.message.types import TokenLogprobs
+
+__all__ = ["EngineLimits", "ForwardOutput", "StepEngine", "StepResult", "TokenLogprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +32,6 @@ class EngineLimits:
     max_seq_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities of the model's own distribution at one sampled position.
-
-    That is before penalties, bias, temperature and filters, so a token that these forced may be
-    unlikely here.
-
-    Attributes:
-        token_id: The sampled token.
-        logprob: Its natural log-probability.
-        top_ids: The likeliest tokens, likeliest first; as many as were asked for.
-        top_logprobs: Their log-probabilities.
-    """
-
-    token_id: int
-    logprob: float
-    top_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

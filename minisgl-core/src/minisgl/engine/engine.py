@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from minisgl.core import Batch, Context, Req, SamplingParams, StepArrays
 from minisgl.device import Stream
+from minisgl.distributed.contract import Communicator
 from minisgl.engine.contract import EngineLimits, ForwardOutput, StepEngine
 from minisgl.engine.edits import edit_logits
 from minisgl.engine.graph import GraphKey, GraphRunner, StepOutput
@@ -74,6 +75,11 @@ class Engine(StepEngine):
             self._warm_up()
             self._capture(show_progress)
         self._stream.synchronize()
+
+    @property
+    def comm(self) -> Communicator:
+        """The collectives of this rank's tensor-parallel group."""
+        return self._ctx.comm
 
     def forward_batch(self, batch: Batch) -> ForwardOutput:
         """Launch one step; see `StepEngine.forward_batch`."""
