@@ -24,10 +24,11 @@ from minisgl.engine.build import EngineRequest, build_engine
 from minisgl.errors import RequestError, SettingsError
 from minisgl.generation import Generation
 from minisgl.message.types import AbortMsg, ResultMsg, SchedulerStats, UserMsg
+from minisgl.plugin.hooks import request_observer, step_observer
 from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.build import SchedulerBackends, build_scheduler
-from minisgl.scheduler.io import DeadlineIO, OfflineIO
+from minisgl.scheduler.io import DeadlineIO, ObservedIO, OfflineIO, SchedulerIO
 from minisgl.tokenizer.chat import ChatOptions, Message, encode_chat
 from minisgl.tokenizer.encode import encode_text
 from minisgl.tokenizer.eos import eos_token_ids
@@ -97,7 +98,12 @@ class LLM:
             )
         )
         self._io = OfflineIO()
-        self._scheduler = build_scheduler(backends, settings, self._engine, DeadlineIO(self._io))
+        io: SchedulerIO = DeadlineIO(self._io)
+        on_request = request_observer(manager.hooks)
+        if on_request is not None:
+            io = ObservedIO(io, on_request)
+        on_step = step_observer(manager.hooks)
+        self._scheduler = build_scheduler(backends, settings, self._engine, io, on_step)
         self._open: dict[int, Generation] = {}
         self._uids = count()
         self._lock = threading.RLock()
