@@ -25,7 +25,7 @@ class CudaKernelSettings(SettingsSection):
         description="Folder of compiled kernels; empty: minisgl/kernels in the user's cache "
         "folder. Read when the kernels are loaded.",
     )
-    pdl: Literal["auto", "on", "off"] = Field(
+    pdl: Literal["auto", "off"] = Field(
         default="auto",
         description="Programmatic dependent launch: a kernel starts before the one in front of it "
         "has ended, which hides launch gaps; auto: on from compute capability 9.0. "

@@ -109,7 +109,7 @@ INLINE float rounded(float value) { return widen(narrow(value)); }
 
 constexpr int PIECE = 16 / sizeof(scalar);  // elements of a 16-byte access
 constexpr u32 FULL_WARP = 0xffffffffu;
-constexpr float INFINITE = __builtin_huge_valf();
+#define INFINITE __uint_as_float(0x7f800000u)
 
 template <int N>
 struct alignas(N * sizeof(scalar)) Pack {
