@@ -1,0 +1,92 @@
+"""Where the time of a decode step goes on a GPU.
+
+    python -m benchmarks.gpu_profile --shape qwen3-0.6b --batches 1,64,256
+
+Prints, per batch size, the wall time of a step, the share in which the device computes, and the
+kernels by their time per step. The rest of the step is gaps: launches, and the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.shapes import SHAPES, write_shape
+from minisgl import LLM, SamplingParams
+
+NUM_STEPS = 64
+
+
+def run(llm: LLM, batch: int, context: int, params: SamplingParams) -> float:
+    """Generate, and return the seconds that a decode step takes, prefill taken off."""
+    rng = random.Random(0)
+
+    def prompts() -> list[list[int]]:
+        return [[rng.randrange(3, 10_000) for _ in range(context)] for _ in range(batch)]
+
+    def timed(num_tokens: int) -> float:
+        each = SamplingParams(
+            max_tokens=num_tokens, ignore_eos=True, temperature=params.temperature
+        )
+        started = time.perf_counter()
+        llm.generate(prompts(), each, show_progress=False)
+        return time.perf_counter() - started
+
+    timed(8)
+    return (timed(NUM_STEPS + 1) - timed(1)) / NUM_STEPS
+
+
+def kernels(llm: LLM, batch: int, context: int, params: SamplingParams) -> dict[str, float]:
+    """Return microseconds per decode step by kernel name."""
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, 10_000) for _ in range(context)] for _ in range(batch)]
+    each = SamplingParams(max_tokens=NUM_STEPS + 1, ignore_eos=True, temperature=params.temperature)
+    stream = None if batch > 1 else llm.stream(prompts[0], each)
+    if stream is not None:
+        next(stream)  # the prefill stays out of the profile
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        if stream is not None:
+            list(stream)
+        else:
+            llm.generate(prompts, each, show_progress=False)
+        torch.cuda.synchronize()
+    totals: dict[str, float] = defaultdict(float)
+    for event in profiler.key_averages():
+        totals[event.key] += event.self_device_time_total / NUM_STEPS
+    return totals
+
+
+def main() -> None:
+    """Parse arguments and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--batches", default="1,64,256")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--setting", action="append", default=[], help="name=value of LLM(...)")
+    args = parser.parse_args()
+    values = {
+        k: int(v) if v.isdigit() else v for k, v in (item.split("=", 1) for item in args.setting)
+    }
+    params = SamplingParams(temperature=args.temperature)
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_shape(args.shape, Path(folder))
+        with LLM(str(model), dummy_weight=True, **values) as llm:
+            for batch in map(int, args.batches.split(",")):
+                step_us = 1e6 * run(llm, batch, args.context, params)
+                totals = kernels(llm, batch, args.context, params)
+                busy_us = sum(totals.values())
+                print(f"\n{args.shape} batch {batch}: step {step_us:.0f} us, kernels {busy_us:.0f}")
+                for name, us in sorted(totals.items(), key=lambda item: -item[1])[:18]:
+                    print(f"  {us:9.1f} us  {name[:110]}")
+
+
+if __name__ == "__main__":
+    main()
