@@ -1,0 +1,1 @@
+"""The processes around an API server: schedulers, tokenizers, detokenizer."""

@@ -1,0 +1,185 @@
+"""The two products over blocks of slots of one expert, and the sum over a token's choices.
+
+The grid is the most blocks that a number of tokens can need; programs beyond the number of blocks,
+which only the device knows, end at once. So one launch, and one captured graph, serves every
+routing. Programs next to each other share an expert's weights or a block's activations, which the
+second-level cache then reads once.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from minisgl_moe_triton.route_kernels import wait_for_previous
+from minisgl_moe_triton.triton_jit import Pointer, Scalar, Tile, jit
+
+
+@jit
+def pick_tile(max_blocks: Scalar, num_columns: tl.constexpr, group_m: tl.constexpr) -> Tile:
+    """Return the block and the column of tiles of this program.
+
+    Programs run down ``group_m`` blocks before they go on to the next column.
+    """
+    program = tl.program_id(0)
+    first = program // (group_m * num_columns) * group_m
+    size = tl.minimum(max_blocks - first, group_m)
+    inside = program % (group_m * num_columns)
+    return first + inside % size, inside // size
+
+
+@jit
+def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
+    x: Pointer,
+    weight: Pointer,
+    h: Pointer,
+    slots: Pointer,
+    route_weights: Pointer,
+    block_expert: Pointer,
+    block_rows: Pointer,
+    num_blocks: Pointer,
+    max_blocks: Scalar,
+    hidden: tl.constexpr,
+    inner: tl.constexpr,
+    top_k: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    group_m: tl.constexpr,
+    precision: tl.constexpr,
+    has_tma: tl.constexpr,
+    has_overlap: tl.constexpr,
+) -> None:
+    """Compute ``h = silu(gate(x)) * up(x) * routing weight``, rows in block order.
+
+    The routing weight is applied here, before ``h`` is rounded, and not to the second product,
+    which is linear: one rounding less.
+
+    ``x`` is ``[num_tokens, hidden]``, ``h`` ``[max_blocks * block_m, inner]``. ``weight`` is
+    ``[num_experts, 2 * inner, hidden]``, or with ``has_tma`` a descriptor of its rows in blocks of
+    ``[block_n, block_k]``. Rows of ``h`` that no slot fills are not written.
+    """
+    wait_for_previous(has_overlap)
+    block, tile = pick_tile(max_blocks, (inner + block_n - 1) // block_n, group_m)
+    if block >= tl.load(num_blocks):
+        return
+    expert = tl.load(block_expert + block)
+    row = tl.arange(0, block_m)
+    is_row = row < tl.load(block_rows + block)
+    place = block * block_m + row
+    slot = tl.load(slots + place, mask=is_row, other=0)
+    column = tile * block_n + tl.arange(0, block_n)
+    is_column = column < inner
+    inside = tl.arange(0, block_k)
+    x_at = x + (slot // top_k).to(tl.int64)[:, None] * hidden + inside[None, :]
+    if not has_tma:
+        # Columns past the end read the first one's weights; their results are not stored.
+        first_row = expert.to(tl.int64) * (2 * inner) + tl.where(is_column, column, 0)
+        gate_at = weight + first_row[None, :] * hidden + inside[:, None]
+        up_at = gate_at + inner * hidden
+    gate = tl.zeros([block_m, block_n], tl.float32)
+    up = tl.zeros([block_m, block_n], tl.float32)
+    for k in range(0, hidden, block_k):
+        if hidden % block_k == 0:
+            x_tile = tl.load(x_at + k, mask=is_row[:, None], other=0.0)
+        else:
+            is_in = inside < hidden - k
+            x_tile = tl.load(x_at + k, mask=is_row[:, None] & is_in[None, :], other=0.0)
+        if has_tma:
+            top = expert * (2 * inner) + tile * block_n
+            gate_tile = tl.trans(weight.load([top, k]))
+            up_tile = tl.trans(weight.load([top + inner, k]))
+        elif hidden % block_k == 0:
+            gate_tile = tl.load(gate_at + k)
+            up_tile = tl.load(up_at + k)
+        else:
+            gate_tile = tl.load(gate_at + k, mask=is_in[:, None], other=0.0)
+            up_tile = tl.load(up_at + k, mask=is_in[:, None], other=0.0)
+        gate = tl.dot(x_tile, gate_tile, gate, input_precision=precision)
+        up = tl.dot(x_tile, up_tile, up, input_precision=precision)
+    scale = tl.load(route_weights + slot, mask=is_row, other=0.0)
+    result = gate / (1.0 + tl.exp(-gate)) * up * scale[:, None]
+    h_at = h + place.to(tl.int64)[:, None] * inner + column[None, :]
+    tl.store(h_at, result.to(h.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@jit
+def down_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
+    h: Pointer,
+    weight: Pointer,
+    y: Pointer,
+    slots: Pointer,
+    block_expert: Pointer,
+    block_rows: Pointer,
+    num_blocks: Pointer,
+    max_blocks: Scalar,
+    hidden: tl.constexpr,
+    inner: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    group_m: tl.constexpr,
+    precision: tl.constexpr,
+    has_tma: tl.constexpr,
+    has_overlap: tl.constexpr,
+) -> None:
+    """Compute ``y = down(h)``, rows in slot order.
+
+    ``y`` is ``[num_tokens * top_k, hidden]`` and ``weight`` ``[num_experts, hidden, inner]``; with
+    ``has_tma``, ``h`` and ``weight`` are descriptors of their rows in blocks of
+    ``[block_m, block_k]`` and ``[block_n, block_k]``.
+    """
+    wait_for_previous(has_overlap)
+    block, tile = pick_tile(max_blocks, (hidden + block_n - 1) // block_n, group_m)
+    if block >= tl.load(num_blocks):
+        return
+    expert = tl.load(block_expert + block)
+    row = tl.arange(0, block_m)
+    is_row = row < tl.load(block_rows + block)
+    place = block * block_m + row
+    column = tile * block_n + tl.arange(0, block_n)
+    is_column = column < hidden
+    inside = tl.arange(0, block_k)
+    if not has_tma:
+        first_row = expert.to(tl.int64) * hidden + tl.where(is_column, column, 0)
+        weight_at = weight + first_row[None, :] * inner + inside[:, None]
+        h_at = h + place.to(tl.int64)[:, None] * inner + inside[None, :]
+    total = tl.zeros([block_m, block_n], tl.float32)
+    for k in range(0, inner, block_k):
+        if has_tma:
+            h_tile = h.load([block * block_m, k])
+            weight_tile = tl.trans(weight.load([expert * hidden + tile * block_n, k]))
+        elif inner % block_k == 0:
+            h_tile = tl.load(h_at + k, mask=is_row[:, None], other=0.0)
+            weight_tile = tl.load(weight_at + k)
+        else:
+            is_in = inside < inner - k
+            h_tile = tl.load(h_at + k, mask=is_row[:, None] & is_in[None, :], other=0.0)
+            weight_tile = tl.load(weight_at + k, mask=is_in[:, None], other=0.0)
+        total = tl.dot(h_tile, weight_tile, total, input_precision=precision)
+    slot = tl.load(slots + place, mask=is_row, other=0)
+    y_at = y + slot.to(tl.int64)[:, None] * hidden + column[None, :]
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@jit
+def combine_kernel(
+    y: Pointer,
+    out: Pointer,
+    hidden: tl.constexpr,
+    top_k: tl.constexpr,
+    block_n: tl.constexpr,
+    has_overlap: tl.constexpr,
+) -> None:
+    """Sum each token's choices in their order: ``[num_tokens, top_k, hidden]`` over ``top_k``.
+
+    The grid is tokens by columns of ``block_n``.
+    """
+    wait_for_previous(has_overlap)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    is_column = column < hidden
+    at = y + token * (top_k * hidden) + column
+    total = tl.zeros([block_n], tl.float32)
+    for choice in tl.static_range(top_k):
+        total += tl.load(at + choice * hidden, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=is_column)

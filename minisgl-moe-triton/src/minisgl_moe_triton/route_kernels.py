@@ -1,0 +1,249 @@
+"""Routing, and sorting the chosen (token, choice) slots by expert, all on the device.
+
+A slot is ``token * top_k + choice``. The slots of one expert fill whole blocks of ``block_m`` rows;
+the last block of an expert may have rows to spare, which nobody reads. What the products need to
+know is then: the slots in block order, each block's expert and number of rows, and the number of
+blocks. All of it is computed without the host, and within an expert slots stay in token order, so
+that a result never depends on a race.
+
+Up to `ROWS_AT_ONCE` tokens are one program's work. More take three launches: each program counts
+its own tokens, one program adds the counts up, each program places its own tokens.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from minisgl_moe_triton.triton_jit import Pointer, Scalar, Tile, jit
+
+ROWS_AT_ONCE = 64
+"""Most tokens that one program routes and sorts alone."""
+
+ROWS_PER_PROGRAM = 32
+"""Tokens of one program where there are several."""
+
+SCAN_ROWS = 32
+"""Programs whose counts are added up at a time."""
+
+
+@jit
+def wait_for_previous(has_overlap: tl.constexpr) -> None:
+    """Wait for the kernel before this one, and let the one behind it start its launch.
+
+    Every program of every kernel waits before anything else, so whatever ran earlier in the stream
+    is complete, also where kernels overlap their launches.
+    """
+    if has_overlap:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def choose(
+    scores: Tile,
+    columns: Tile,
+    num_experts: tl.constexpr,
+    top_k: tl.constexpr,
+    is_renormalized: tl.constexpr,
+) -> Tile:
+    """Choose the ``top_k`` experts of each row, of equal ones the first.
+
+    NaN counts as the lowest score, so that each row has ``top_k`` different experts whatever comes
+    in; its weights are NaN all the same.
+
+    Args:
+        scores: ``[rows, width]`` float32 logits.
+        columns: ``[1, width]`` expert numbers; from ``num_experts`` on there are none.
+        num_experts: Experts.
+        top_k: Choices of a row.
+        is_renormalized: Whether the weights of the chosen are scaled to sum to 1.
+
+    Returns:
+        ``order``: ``[rows, width]`` int32 number of the choice, ``top_k`` where not chosen; and
+        ``weights``: ``[rows, width]`` float32, valid where chosen.
+    """
+    lowest = float("-inf")
+    is_expert = columns < num_experts
+    usable = tl.where(is_expert & (scores == scores), scores, lowest)
+    order = tl.zeros(scores.shape, tl.int32) + top_k
+    for choice in range(top_k):
+        is_open = (order == top_k) & is_expert
+        best = tl.max(tl.where(is_open, usable, lowest), axis=1)
+        is_best = is_open & (usable == best[:, None])
+        first = tl.min(tl.where(is_best, columns, num_experts), axis=1)
+        order = tl.where(columns == first[:, None], choice, order)
+    peak = tl.max(usable, axis=1)
+    share = tl.where(is_expert, tl.exp(scores - peak[:, None]), 0.0)
+    if is_renormalized:
+        total = tl.sum(tl.where(order < top_k, share, 0.0), axis=1)
+    else:
+        total = tl.sum(share, axis=1)
+    return order, share / total[:, None]
+
+
+@jit
+def store_blocks(
+    counts: Tile,
+    columns: Tile,
+    block_expert: Pointer,
+    block_rows: Pointer,
+    num_blocks: Pointer,
+    block_m: tl.constexpr,
+) -> Tile:
+    """Write the list of blocks.
+
+    Args:
+        counts: ``[width]`` int32 slots of each expert.
+        columns: ``[width]`` expert numbers.
+        block_expert: int32 expert of each block.
+        block_rows: int32 rows in use of each block.
+        num_blocks: ``[1]`` int32.
+        block_m: Rows of a block.
+
+    Returns:
+        ``[width]`` int32 first block of each expert.
+    """
+    blocks = (counts + block_m - 1) // block_m
+    starts = tl.cumsum(blocks, axis=0) - blocks
+    tl.store(num_blocks, tl.sum(blocks, axis=0))
+    for i in range(tl.max(blocks, axis=0)):
+        is_used = i < blocks
+        rows = tl.minimum(counts - i * block_m, block_m)
+        tl.store(block_expert + starts + i, columns, mask=is_used)
+        tl.store(block_rows + starts + i, rows, mask=is_used)
+    return starts
+
+
+@jit
+def route_and_sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
+    logits: Pointer,
+    weights: Pointer,
+    slots: Pointer,
+    block_expert: Pointer,
+    block_rows: Pointer,
+    num_blocks: Pointer,
+    num_tokens: Scalar,
+    num_experts: tl.constexpr,
+    top_k: tl.constexpr,
+    is_renormalized: tl.constexpr,
+    block_m: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+    has_overlap: tl.constexpr,
+) -> None:
+    """Route and sort up to ``rows`` tokens in one program; the grid is ``(1,)``."""
+    wait_for_previous(has_overlap)
+    token = tl.arange(0, rows)[:, None]
+    column = tl.arange(0, width)
+    columns = column[None, :]
+    is_token = token < num_tokens
+    is_inside = is_token & (columns < num_experts)
+    scores = tl.load(logits + token * num_experts + columns, mask=is_inside, other=0.0)
+    order, weight = choose(
+        scores.to(tl.float32), columns, num_experts, top_k, is_renormalized
+    )
+    is_chosen = (order < top_k) & is_token
+    slot = token * top_k + order
+    tl.store(weights + slot, weight, mask=is_chosen)
+    chosen = is_chosen.to(tl.int32)
+    counts = tl.sum(chosen, axis=0)
+    starts = store_blocks(counts, column, block_expert, block_rows, num_blocks, block_m)
+    place = starts[None, :] * block_m + tl.cumsum(chosen, axis=0) - chosen
+    tl.store(slots + place, slot, mask=is_chosen)
+
+
+@jit
+def route_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
+    logits: Pointer,
+    weights: Pointer,
+    experts: Pointer,
+    counts: Pointer,
+    num_tokens: Scalar,
+    num_experts: tl.constexpr,
+    top_k: tl.constexpr,
+    is_renormalized: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+    has_overlap: tl.constexpr,
+) -> None:
+    """Choose experts and count them, ``rows`` tokens a program.
+
+    Writes ``weights`` and ``experts``, ``[num_tokens, top_k]`` float32 and int32, and ``counts``,
+    ``[programs, width]`` int32.
+    """
+    wait_for_previous(has_overlap)
+    program = tl.program_id(0)
+    token = program * rows + tl.arange(0, rows)[:, None]
+    columns = tl.arange(0, width)[None, :]
+    is_token = token < num_tokens
+    is_inside = is_token & (columns < num_experts)
+    scores = tl.load(logits + token * num_experts + columns, mask=is_inside, other=0.0)
+    order, weight = choose(
+        scores.to(tl.float32), columns, num_experts, top_k, is_renormalized
+    )
+    is_chosen = (order < top_k) & is_token
+    slot = token * top_k + order
+    tl.store(weights + slot, weight, mask=is_chosen)
+    tl.store(experts + slot, columns + tl.zeros_like(order), mask=is_chosen)
+    here = tl.sum(is_chosen.to(tl.int32), axis=0)
+    tl.store(counts + program * width + tl.arange(0, width), here)
+
+
+@jit
+def scan_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
+    counts: Pointer,
+    starts: Pointer,
+    block_expert: Pointer,
+    block_rows: Pointer,
+    num_blocks: Pointer,
+    num_programs: Scalar,
+    block_m: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+    has_overlap: tl.constexpr,
+) -> None:
+    """Turn counts into places; the grid is ``(1,)``.
+
+    ``counts`` becomes the number of an expert's slots in earlier programs; ``starts``, ``[width]``
+    int32, is the place of each expert's first slot.
+    """
+    wait_for_previous(has_overlap)
+    column = tl.arange(0, width)
+    before = tl.zeros([width], tl.int32)
+    for first in range(0, num_programs, rows):
+        program = first + tl.arange(0, rows)[:, None]
+        at = counts + program * width + column[None, :]
+        here = tl.load(at, mask=program < num_programs, other=0)
+        places = tl.cumsum(here, axis=0) - here + before[None, :]
+        tl.store(at, places, mask=program < num_programs)
+        before += tl.sum(here, axis=0)
+    first_block = store_blocks(before, column, block_expert, block_rows, num_blocks, block_m)
+    tl.store(starts + column, first_block * block_m)
+
+
+@jit
+def sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
+    experts: Pointer,
+    counts: Pointer,
+    starts: Pointer,
+    slots: Pointer,
+    num_tokens: Scalar,
+    top_k: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+    has_overlap: tl.constexpr,
+) -> None:
+    """Write each slot at its place, ``rows`` tokens a program as in `route_kernel`."""
+    wait_for_previous(has_overlap)
+    program = tl.program_id(0)
+    token = program * rows + tl.arange(0, rows)
+    column = tl.arange(0, width)
+    order = tl.zeros([rows, width], tl.int32) + top_k
+    for choice in range(top_k):
+        expert = tl.load(experts + token * top_k + choice, mask=token < num_tokens, other=width)
+        order = tl.where(expert[:, None] == column[None, :], choice, order)
+    is_chosen = order < top_k
+    chosen = is_chosen.to(tl.int32)
+    base = tl.load(starts + column) + tl.load(counts + program * width + column)
+    place = base[None, :] + tl.cumsum(chosen, axis=0) - chosen
+    tl.store(slots + place, token[:, None] * top_k + order, mask=is_chosen)
