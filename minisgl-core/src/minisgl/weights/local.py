@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,14 @@ logger = logging.getLogger(__name__)
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tokenizer_config.json",
 )  # fmt: skip
+
+# Classes that take tokenizer.json as it is, so that no look-up by model type is needed.
+_PLAIN_TOKENIZERS = (
+    "PreTrainedTokenizerFast",
+    "Qwen2Tokenizer",
+    "Qwen2TokenizerFast",
+    "TokenizersBackend",
+)
 
 
 class FolderFiles(ModelFiles):
@@ -62,21 +71,35 @@ class FolderFiles(ModelFiles):
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer, from this folder only."""
-        # Importing the auto classes takes most of a second, which only this function should cost.
-        from transformers import AutoTokenizer  # noqa: PLC0415
-
         if not any((self._folder / name).is_file() for name in _TOKENIZER_FILES):
             raise ModelError(
                 f"{self._folder}: holds no tokenizer; looked for {_TOKENIZER_FILES[0]}"
             )
         try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            tokenizer: PreTrainedTokenizerBase = self._tokenizer_class().from_pretrained(
                 self._folder, local_files_only=True, trust_remote_code=False
             )
         # The library's parsers raise bare Exception too for a damaged file.
         except Exception as error:
             raise ModelError(f"{self._folder}: the tokenizer cannot be loaded: {error}") from error
         return tokenizer
+
+    def _tokenizer_class(self) -> type[PreTrainedTokenizerBase]:
+        """Return the class that the folder names, where that is one without surprises.
+
+        The auto class resolves every name, but importing it brings in modelling, generation and
+        ``torch.distributed`` code, which takes up to nine seconds.
+        """
+        path = self._folder / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        name = config.get("tokenizer_class") if isinstance(config, dict) else None
+        if name not in _PLAIN_TOKENIZERS or not (self._folder / "tokenizer.json").is_file():
+            name = "AutoTokenizer"
+        # Heavy, and the auto class very much so.
+        tokenizer_class: type[PreTrainedTokenizerBase] = getattr(
+            import_module("transformers"), name
+        )
+        return tokenizer_class
 
 
 class LocalSource(ModelSource):
