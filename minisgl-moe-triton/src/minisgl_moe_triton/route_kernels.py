@@ -6,8 +6,8 @@ know is then: the slots in block order, each block's expert and number of rows, 
 blocks. All of it is computed without the host, and within an expert slots stay in token order, so
 that a result never depends on a race.
 
-Up to `ROWS_AT_ONCE` tokens are one program's work. More take three launches: each program counts
-its own tokens, one program adds the counts up, each program places its own tokens.
+A few tokens are one program's work. More take three launches: each program counts its own tokens,
+one program adds the counts up, each program places its own tokens.
 """
 
 from __future__ import annotations
@@ -15,16 +15,6 @@ from __future__ import annotations
 import triton.language as tl
 
 from minisgl_moe_triton.triton_jit import Pointer, Scalar, Tile, jit
-
-ROWS_AT_ONCE = 64
-"""Most tokens that one program routes and sorts alone."""
-
-ROWS_PER_PROGRAM = 32
-"""Tokens of one program where there are several."""
-
-SCAN_ROWS = 32
-"""Programs whose counts are added up at a time."""
-
 
 @jit
 def wait_for_previous(has_overlap: tl.constexpr) -> None:

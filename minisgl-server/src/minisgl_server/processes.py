@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -85,11 +85,15 @@ class Worker:
     def obituary(self) -> str:
         """Say how a dead worker died: in its own words, or by its exit code."""
         self._process.join(_LAST_WORDS_S)
-        report = self.report(_LAST_WORDS_S)
+        return self.explain(self.report(_LAST_WORDS_S))
+
+    def explain(self, report: WorkerReport | None) -> str:
+        """Say what went wrong, given its last report."""
         if isinstance(report, FailedMsg):
             if report.is_ours:
                 return report.text
             return f"{self.name} failed: {report.kind}: {report.text}; its log says more"
+        self._process.join(_LAST_WORDS_S)
         code = self._process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
         return f"{self.name} {how}"
@@ -158,7 +162,7 @@ class WorkerGroup:
                 worker = waiting[item]
                 report = worker.report()
                 if not isinstance(report, ReadyMsg):
-                    raise WorkerError(_failure(worker, report))
+                    raise WorkerError(worker.explain(report))
                 ready[worker.name] = report
                 del waiting[item]
         return ready
@@ -182,22 +186,3 @@ class WorkerGroup:
             worker.kill()
         for worker in self.workers:
             worker.join(5.0)
-
-
-def _failure(worker: Worker, report: WorkerReport | None) -> str:
-    """Say why a worker did not become ready."""
-    if isinstance(report, FailedMsg):
-        if report.is_ours:
-            return report.text
-        return f"{worker.name} failed: {report.kind}: {report.text}; its log says more"
-    return worker.obituary()
-
-
-def first_scheduler(ready: dict[str, ReadyMsg]) -> ReadyMsg:
-    """Return what rank 0 reported."""
-    return ready["scheduler 0"]
-
-
-def names_of(workers: Sequence[Worker]) -> str:
-    """Write the names of workers."""
-    return ", ".join(worker.name for worker in workers)
