@@ -63,12 +63,17 @@ def test_rms_norm_takes_strided_heads() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fused_add_rms_norm_norms_the_sum(dtype: torch.dtype) -> None:
-    x, residual, weight = (torch.randn(4, 32).to(dtype) for _ in range(3))
-    total = x + residual
-    normed, new_residual = torch_ops.fused_add_rms_norm(x, residual, weight[0], 1e-5)
+@pytest.mark.parametrize("num_rows", [1, 4, 5])
+def test_fused_add_rms_norm_norms_the_sum(dtype: torch.dtype, num_rows: int) -> None:
+    x, residual = (torch.randn(num_rows, 32).to(dtype) for _ in range(2))
+    total, weight = x + residual, torch.randn(32).to(dtype)
+    normed, new_residual = torch_ops.fused_add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(new_residual, total)
-    assert torch.equal(normed, torch_ops.rms_norm(total, weight[0], 1e-5))
+    assert new_residual.data_ptr() == residual.data_ptr()
+    # Few rows are summed in another order; the half types are equal bit by bit.
+    tolerance = 2e-6 if dtype == torch.float32 else 0.0
+    expected = torch_ops.rms_norm(total, weight, 1e-5)
+    torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 8, 2])
@@ -96,11 +101,16 @@ def test_rope_follows_hugging_face(dtype: torch.dtype) -> None:
         torch.testing.assert_close(actual, wanted_rows, atol=tolerance, rtol=tolerance)
 
 
-def test_rope_rows_are_shared_among_calls() -> None:
-    x, positions, cache = torch.randn(3, 5, 16), torch.tensor([1, 2, 40]), make_cache(16)
-    cos, sin = torch_ops.rope_rows(positions, cache, torch.float32)
+@pytest.mark.parametrize("num_tokens", [1, 3, 300])
+@pytest.mark.parametrize("rotary_dim", [16, 8])
+def test_rope_rows_are_shared_among_calls(num_tokens: int, rotary_dim: int) -> None:
+    x, cache = torch.randn(num_tokens, 5, 16), make_cache(rotary_dim)
+    positions = torch.arange(num_tokens) % 50
+    rows = torch_ops.rope_rows(positions, cache, torch.float32)
     q, k = torch_ops.rope(x[:, :3], x[:, 3:], positions, cache)
-    assert torch.equal(torch_ops.apply_rope(x, cos, sin), torch.cat((q, k), dim=1))
+    # A matrix product may round once less.
+    expected = torch.cat((q, k), dim=1)
+    torch.testing.assert_close(torch_ops.apply_rope(x, *rows), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,31 @@
-"""Linear layers on a CPU: the form of the product follows the number of rows.
+"""Linear layers on a CPU: the form of the product follows the weight and the number of rows.
 
 A float32 product of few rows is bound by reading the weight, yet the library behind
-``F.linear`` reads it at full speed for up to three rows only. Over the bandwidth floor, for a
-3072 x 576 weight on two Sapphire Rapids cores (``benchmarks/cpu_ops.py`` prints all of it):
+``F.linear`` reads it at full speed for up to three rows only. Microseconds inside of decode steps
+of the demo model on two Sapphire Rapids cores (``benchmarks/cpu_ops.py`` prints such tables):
 
-=========================================== ==== ==== ==== ==== ==== ====
-rows                                           3    4    8   16   32   64
-=========================================== ==== ==== ==== ==== ==== ====
-``F.linear(x, w)``                           1.1  1.5  2.2  2.1  2.7  4.0
-batch of products with blocks of 64 outputs  1.1  1.0  1.4  2.8  3.5  5.0
-``(w @ x.T).T``                              2.1  1.9  1.9  1.9  2.5  4.5
-MKL's packed weight                          1.1  1.0  1.3  1.4  1.9  2.7
-=========================================== ==== ==== ==== ==== ==== ====
+============================= ===== ===== ===== ===== ====== ============================
+3072 x 576, rows                 1     3     6    16    128   kept
+============================= ===== ===== ===== ===== ====== ============================
+``F.linear(x, w)``             363   415   732   767   2397   the weight alone
+batch over blocks of outputs   391   485   500  1165      –   the weight alone
+``(w @ x.T).T``                374   877   900  1052      –   the weight alone
+``x @ wt``                     295   476   694   804   2399   a transposed copy *instead*
+MKL's packed weight            344   430   522   554   1937   a packed copy *instead*
+============================= ===== ===== ===== ===== ====== ============================
 
-The first three need the weight alone. MKL's packed form *replaces* the weight (its extra memory
-is never touched) and is better from 8 rows on, but only for weights with at least as many outputs
-as inputs and fewer than 1024 inputs; elsewhere it costs up to 15 % at one to three rows and gains
-nothing.
+==================== ============================= =============================
+rows                  960 x 576: 1, 3, 16, 128      576 x 576: 1, 3, 16, 128
+==================== ============================= =============================
+``F.linear(x, w)``    136, 154, 263, 804             80, 91, 154, 486
+``x @ wt``            110, 155, 234, 799             73, 90, 126, 470
+MKL's packed weight   173, 199, 246, 686             95, 115, 142, 435
+==================== ============================= =============================
+
+So small square-ish weights are kept transposed, and larger ones of few inputs in MKL's form. Weights
+of many inputs (1024 and more) are read at full speed as they are, where MKL's form costs up to
+15 % at one to three rows; so does that of a weight with more inputs than outputs. A vocabulary is
+often shared with the embedding, so that another form would not replace it but stand beside it.
 """
 
 from __future__ import annotations
@@ -37,8 +46,11 @@ MIN_INPUTS_UNPACKED = 1024
 # A weight of more outputs per input is a vocabulary. That is often shared with the embedding,
 # so that a packed form would not replace it but stand beside it.
 MAX_OUTPUTS_PER_INPUT = 16
-# Row count at which MKL lays out its packed form; it is right for all others too.
-_PACK_ROWS = 64
+# Up to so many elements (4 MB), the transposed form is the best from 1 to 64 rows.
+MAX_TRANSPOSED_SIZE = 1 << 20
+# Row count at which MKL lays out its packed form; it is right for all others too. The layout for
+# 128 rows is up to 20 % quicker than that for 64, both at 1 and at 128 rows.
+_PACK_ROWS = 128
 
 
 class UnpackedLinear:
@@ -83,6 +95,35 @@ class UnpackedLinear:
         return out.view(*x.shape[:-1], out.shape[1])
 
 
+class TransposedLinear:
+    """A linear layer that keeps the weight as ``[in_features, out_features]``.
+
+    Attributes:
+        is_original_needed: False: the weight given to ``pack_linear`` was copied.
+    """
+
+    is_original_needed = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Copy ``weight[out_features, in_features]``."""
+        self._weight = weight.t().contiguous()
+        self._bias = bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the layer keeps alive."""
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``x[..., in_features] @ weight.T + bias``, contiguous."""
+        if x.dim() != 2:
+            out = self(x.reshape(-1, x.shape[-1]))
+            return out.view(*x.shape[:-1], out.shape[1])
+        if self._bias is not None:
+            return torch.addmm(self._bias, x, self._weight)
+        return torch.mm(x, self._weight)
+
+
 class MklLinear:
     """A linear layer whose weight was laid out by MKL; the original may be dropped.
 
@@ -114,7 +155,10 @@ class MklLinear:
         return out
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> UnpackedLinear | MklLinear:
+PackedForm = UnpackedLinear | TransposedLinear | MklLinear
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedForm:
     """Choose the form of a linear layer; call it once per weight, after loading.
 
     Args:
@@ -126,20 +170,23 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> UnpackedLinear | 
         A callable ``x[..., in_features] -> [..., out_features]``. Where its
         ``is_original_needed`` is False, dropping ``weight`` leaves the memory as it was.
     """
-    if _is_better_packed(weight):
+    if not _is_replaceable(weight):
+        return UnpackedLinear(weight, bias)
+    if weight.numel() <= MAX_TRANSPOSED_SIZE:
+        return TransposedLinear(weight, bias)
+    if torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear"):
         packed = MklLinear(weight, bias)
         if _agrees(packed, weight, bias):
             return packed
     return UnpackedLinear(weight, bias)
 
 
-def _is_better_packed(weight: Tensor) -> bool:
+def _is_replaceable(weight: Tensor) -> bool:
+    """Return whether another form than the weight as it is may be better."""
     num_outputs, num_inputs = weight.shape
     return (
         weight.dtype == torch.float32
         and weight.device.type == "cpu"
-        and torch.backends.mkl.is_available()
-        and hasattr(torch.ops.mkl, "_mkl_linear")
         and weight.is_contiguous()
         and num_inputs <= num_outputs
         and num_inputs < MIN_INPUTS_UNPACKED

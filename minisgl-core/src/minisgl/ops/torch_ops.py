@@ -2,17 +2,27 @@
 
 Each function rounds where Hugging Face rounds (norms and rotations are computed in float32), so
 that greedy output in float32 equals theirs token for token and bfloat16 follows theirs closely.
-On a CPU a decode step is bound by the number of torch calls, so every function makes as few as
-it can; the counts below were chosen by ``benchmarks/cpu_ops.py``.
+On a CPU what is not a product costs calls, each several times more than in a loop of its own,
+because the weights that stream past evict the code. So every function makes as few calls as it
+can, and as cheap ones; ``benchmarks/cpu_ops.py`` compares them.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# Most rows of a norm in numpy, which takes half the time of torch for the first row, and more
+# for each further one; and most columns, beyond which numpy's dot product starts threads.
+_MAX_NUMPY_ROWS = 4
+_MAX_NUMPY_COLUMNS = 8192
+# Most elements of the matrices by which a few tokens are rotated.
+_MAX_MATRIX_ELEMENTS = 1 << 16
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -30,13 +40,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Source: arXiv:1910.07467.
     """
     if x.dtype == torch.float32 and x.device.type == "cpu":
-        # Five calls in all, where F.rms_norm makes nine.
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = torch.addcmul(_constant(eps), scale, scale, value=1 / x.shape[-1]).rsqrt_()
-        return (x * scale).mul_(weight)
+        return (x * _rms_scale(x, eps)).mul_(weight)
     x32 = x.float()
     scale = x32.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
     return (x32 * scale).to(x.dtype).mul_(weight)
+
+
+def _rms_scale(x: Tensor, eps: float) -> Tensor:
+    """Return one over the root mean square of float32 ``x``, ``[..., 1]``, in three calls."""
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(_constant(eps), scale, scale, value=1 / x.shape[-1]).rsqrt_()
 
 
 @lru_cache(maxsize=16)
@@ -52,7 +65,7 @@ def fused_add_rms_norm(
     """Add ``x`` to the residual stream, then norm the sum.
 
     Args:
-        x: ``[..., hidden]``, the output of the last block.
+        x: ``[..., hidden]``, the output of the last block. It may be overwritten.
         residual: Shape and dtype of ``x``. It is overwritten with the sum.
         weight: ``[hidden]``.
         eps: Added to the mean square.
@@ -60,8 +73,25 @@ def fused_add_rms_norm(
     Returns:
         ``(rms_norm(residual + x), residual + x)``; the second shares storage with ``residual``.
     """
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        residual.add_(x)
+        return rms_norm(residual, weight, eps), residual
+    if x.dim() == 2 and x.shape[0] <= _MAX_NUMPY_ROWS and x.shape[1] <= _MAX_NUMPY_COLUMNS:
+        _add_rms_norm_in_numpy(x.numpy(), residual.numpy(), weight.numpy(), eps)
+        return x, residual
     residual.add_(x)
-    return rms_norm(residual, weight, eps), residual
+    return torch.mul(residual, _rms_scale(residual, eps), out=x).mul_(weight), residual
+
+
+def _add_rms_norm_in_numpy(
+    x: np.ndarray, residual: np.ndarray, weight: np.ndarray, eps: float
+) -> None:
+    """Do `fused_add_rms_norm` on ``[few, hidden]`` float32 arrays; the norm overwrites ``x``."""
+    np.add(residual, x, residual)
+    num_columns = x.shape[1]
+    for row, out in zip(residual, x, strict=True):
+        np.multiply(row, 1 / math.sqrt(row.dot(row) / num_columns + eps), out)
+    np.multiply(x, weight, x)
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin_cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +109,7 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin_cache: Tensor) -> tupl
 
     Source: arXiv:2104.09864, in the layout of Llama.
     """
-    cos, sin = rope_rows(positions, cos_sin_cache, q.dtype)
+    cos, sin = _cos_sin(positions, cos_sin_cache, q.dtype)
     return apply_rope(q, cos, sin), apply_rope(k, cos, sin)
 
 
@@ -95,30 +125,56 @@ def rope_rows(
 
     Returns:
         ``cos`` and ``sin``, each ``[num_tokens, 1, rotary_dim]``; the first half of ``sin`` is
-        negated, so that a rotation is ``x * cos + swapped_halves(x) * sin``.
+        negated, so that a rotation is ``x * cos + swapped_halves(x) * sin``. For a few tokens in
+        float32 on a CPU, instead: ``[num_tokens, rotary_dim, rotary_dim]`` by which the heads of
+        each token are multiplied, and an empty tensor.
     """
-    cos, sin = cos_sin_cache.index_select(0, positions).to(dtype).unsqueeze(1).chunk(2, dim=-1)
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    cos, sin = _cos_sin(positions, cos_sin_cache, dtype)
+    num_tokens, _, rotary_dim = cos.shape
+    is_small = num_tokens * rotary_dim**2 <= _MAX_MATRIX_ELEMENTS
+    if not is_small or dtype != torch.float32 or cos.device.type != "cpu":
+        return cos, sin
+    # One product per layer, where a rotation by parts takes three calls.
+    matrices = cos.new_zeros(num_tokens, rotary_dim, rotary_dim)
+    half = rotary_dim // 2
+    matrices.diagonal(0, 1, 2).copy_(cos[:, 0])
+    matrices.diagonal(half, 1, 2).copy_(sin[:, 0, half:])
+    matrices.diagonal(-half, 1, 2).copy_(sin[:, 0, :half])
+    return matrices, cos.new_empty(0)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads by tables from ``rope_rows``.
+    """Rotate heads by what ``rope_rows`` returned.
 
     Args:
         x: ``[num_tokens, heads, head_dim]``; queries and keys may share one call.
-        cos: ``[num_tokens, 1, rotary_dim]``, the dtype of ``x``.
-        sin: Like ``cos``.
+        cos: ``[num_tokens, 1, rotary_dim]`` in the dtype of ``x``, or the matrices.
+        sin: Like ``cos``, or empty.
 
     Returns:
         A new tensor like ``x``, rotated in its first ``rotary_dim`` dimensions.
     """
     rotary_dim = cos.shape[-1]
-    if rotary_dim == x.shape[-1]:
-        if x.dtype == torch.float32:
-            return torch.addcmul(x * cos, x.roll(rotary_dim // 2, -1), sin)
+    if rotary_dim != x.shape[-1]:
+        rotated = apply_rope(x[..., :rotary_dim], cos, sin)
+        return torch.cat((rotated, x[..., rotary_dim:]), dim=-1)
+    if not sin.numel():
+        return torch.bmm(x, cos)
+    if x.dtype != torch.float32:
         return (x * cos).add_(x.roll(rotary_dim // 2, -1).mul_(sin))
-    rotated = apply_rope(x[..., :rotary_dim], cos, sin)
-    return torch.cat((rotated, x[..., rotary_dim:]), dim=-1)
+    half = rotary_dim // 2
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+def _cos_sin(
+    positions: Tensor, cos_sin_cache: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the two tables that `rope_rows` describes."""
+    cos, sin = cos_sin_cache.index_select(0, positions).to(dtype).unsqueeze(1).chunk(2, dim=-1)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
