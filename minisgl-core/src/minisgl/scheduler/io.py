@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from minisgl.distributed.contract import Communicator
+from minisgl.errors import IntegrityError
 from minisgl.message.types import (
     AbortMsg,
     FinishedReq,
@@ -87,6 +88,7 @@ class BroadcastIO(SchedulerIO):
         inner: SchedulerIO | None,
         encode: Callable[[list[SchedulerMsg]], bytes],
         decode: Callable[[bytes], list[SchedulerMsg]],
+        digest: Callable[[], bytes] = bytes,
     ) -> None:
         """Stand around the line of rank 0.
 
@@ -95,22 +97,36 @@ class BroadcastIO(SchedulerIO):
             inner: The line on rank 0, ``None`` on the others, which send nothing.
             encode: Packs messages.
             decode: Its inverse.
+            digest: Sums up everything that this rank has decided so far; always as long. That of
+                rank 0 travels with the messages.
         """
         assert (comm.rank == 0) == (inner is not None), "rank 0 alone has a line"
         self._comm = comm
         self._inner = inner
         self._encode = encode
         self._decode = decode
+        self._digest = digest
 
     def receive(self, block: bool) -> list[SchedulerMsg]:
-        """Receive on rank 0 and hand on; the others sleep in the collective meanwhile."""
+        """Receive on rank 0 and hand on; the others sleep in the collective meanwhile.
+
+        Raises:
+            IntegrityError: This rank has decided other than rank 0 before.
+        """
         if self._comm.size == 1 and self._inner is not None:
             return self._inner.receive(block)
-        if self._inner is None:
-            return self._decode(self._comm.broadcast_bytes(None))
-        messages = self._inner.receive(block)
-        self._comm.broadcast_bytes(self._encode(messages))
-        return messages
+        digest = self._digest()
+        if self._inner is not None:
+            messages = self._inner.receive(block)
+            self._comm.broadcast_bytes(digest + self._encode(messages))
+            return messages
+        payload = self._comm.broadcast_bytes(None)
+        if payload[: len(digest)] != digest:
+            raise IntegrityError(
+                f"rank {self._comm.rank} has parted from rank 0: their batches or sampled tokens "
+                "differ"
+            )
+        return self._decode(payload[len(digest) :])
 
     def send(self, replies: list[ReplyMsg]) -> None:
         """Send from rank 0."""

@@ -110,6 +110,11 @@ class Scheduler:
         )
 
     @property
+    def open_uids(self) -> list[int]:
+        """The uid of every request without a terminal result, in order of arrival."""
+        return [req.uid for req in self._lifecycle.active]
+
+    @property
     def is_exiting(self) -> bool:
         """Whether an `ExitMsg` has come."""
         return self._is_exiting
