@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -20,32 +20,39 @@ from tqdm import tqdm
 
 from minisgl.completion import Chunk, Completion
 from minisgl.config.load import Settings
-from minisgl.engine.build import EngineRequest, build_engine
-from minisgl.errors import RequestError, SettingsError
+from minisgl.engine.build import EngineRequest
+from minisgl.errors import RequestError, WorkerError
 from minisgl.generation import Generation
-from minisgl.message.types import AbortMsg, ResultMsg, SchedulerStats, UserMsg
+from minisgl.message.types import (
+    AbortMsg,
+    FinishedReq,
+    FinishReason,
+    ResultMsg,
+    SchedulerStats,
+    UserMsg,
+)
+from minisgl.parallel.build import build_ranks
+from minisgl.parallel.ranks import RankRequest
 from minisgl.plugin.hooks import request_observer, step_observer
 from minisgl.plugin.manager import PluginManager
+from minisgl.prompts import Prompt, as_batch, encode_prompt, per_prompt
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.build import SchedulerBackends, build_scheduler
+from minisgl.scheduler.build import SchedulerBackends
 from minisgl.scheduler.io import DeadlineIO, ObservedIO, OfflineIO, SchedulerIO
 from minisgl.tokenizer.chat import ChatOptions, Message, encode_chat
-from minisgl.tokenizer.encode import encode_text
 from minisgl.tokenizer.eos import eos_token_ids
 from minisgl.tokenizer.pieces import TokenPieces
 from minisgl.weights.resolve import open_model
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | Sequence[int]
-"""A text, or token ids."""
-
 
 class LLM:
-    """Generates text in this process.
+    """Generates text, in this process or, with ``tp=N``, in this one and N - 1 others.
 
     Calls may come from several threads, one of which computes at a time. An exception, Ctrl-C
-    included, ends the requests of the call that it left and no others.
+    included, ends the requests of the call that it left. Where it left a step half done, the
+    requests of other calls end with it, with the reason ``abort``, and cached prefixes are lost.
     """
 
     def __init__(self, model: str, **settings: Any) -> None:  # Any: settings of every type
@@ -61,6 +68,8 @@ class LLM:
             SettingsError: A setting is unknown or has a value that is not allowed.
             PluginError: A backend cannot be had.
             ModelError: The model cannot be found, read or run.
+            WorkerError: One of several ranks died. When that happens later, it ends all requests,
+                and every call raises it.
         """
         manager = PluginManager.bootstrap()
         self._open_model(manager.load_settings({"model": model, **settings}), manager)
@@ -74,10 +83,6 @@ class LLM:
 
     def _open_model(self, settings: Settings, manager: PluginManager) -> None:
         """Set everything up."""
-        if settings.engine.tp != 1:
-            raise SettingsError(
-                f"tp {settings.engine.tp}: the offline LLM runs on one rank; allowed: 1"
-            )
         backends = SchedulerBackends.resolve(manager, settings)
         files = open_model(
             settings.model.model,
@@ -88,25 +93,27 @@ class LLM:
         )
         self.tokenizer = files.load_tokenizer()
         self._pieces = TokenPieces(self.tokenizer)
-        self._engine = build_engine(
-            EngineRequest(
-                settings,
-                manager,
-                files,
-                eos_token_ids=eos_token_ids(files, self.tokenizer),
-                show_progress=sys.stderr.isatty(),
+        self._io = OfflineIO()
+        self._ranks = build_ranks(
+            RankRequest(
+                engine=EngineRequest(
+                    settings,
+                    manager,
+                    files,
+                    eos_token_ids=eos_token_ids(files, self.tokenizer),
+                    show_progress=sys.stderr.isatty(),
+                ),
+                backends=backends,
+                line=self._io,
+                around=partial(_observed, manager),
+                on_step=step_observer(manager.hooks),
             )
         )
-        self._io = OfflineIO()
-        io: SchedulerIO = DeadlineIO(self._io)
-        on_request = request_observer(manager.hooks)
-        if on_request is not None:
-            io = ObservedIO(io, on_request)
-        on_step = step_observer(manager.hooks)
-        self._scheduler = build_scheduler(backends, settings, self._engine, io, on_step)
+        self._lock = self._ranks.lock
         self._open: dict[int, Generation] = {}
         self._uids = count()
-        self._lock = threading.RLock()
+        self._is_in_step = False
+        self._is_torn = False  # a step was left half done
         self._is_shut_down = False
 
     def generate(
@@ -130,15 +137,16 @@ class LLM:
             RequestError: A prompt is empty, too long, or not of this vocabulary, or the lists
                 have different lengths. Nothing was generated.
         """
-        batch = _as_batch(prompts)
-        params = _per_prompt(sampling_params, len(batch))
+        batch = as_batch(prompts)
+        params = per_prompt(sampling_params, len(batch))
         encoded = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(batch)]
         if show_progress is None:
             show_progress = len(batch) > 1 and sys.stderr.isatty()
         groups: list[list[Generation]] = []
         try:
             for ids, each in zip(encoded, params, strict=True):
-                groups.append(self._submit(ids, each))
+                groups.append([])
+                self._submit(ids, each, groups[-1])
             with tqdm(total=len(groups), desc="generating", disable=not show_progress) as bar:
                 for group in groups:
                     while not all(g.is_ended for g in group):
@@ -183,8 +191,9 @@ class LLM:
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise RequestError(f"n {params.n}: must be 1 for a stream")
-        (generation,) = self._submit(self._encode(prompt, "prompt"), params)
-        return self._chunks(generation)
+        chunks = self._chunks(self._encode(prompt, "prompt"), params)
+        next(chunks)  # it has begun, so closing it reaches its end, where the request is ended too
+        return chunks
 
     def encode_chat(
         self, messages: Sequence[Message], options: ChatOptions | None = None
@@ -193,9 +202,10 @@ class LLM:
         return encode_chat(self.tokenizer, messages, options)
 
     def stats(self) -> SchedulerStats:
-        """Return the scheduler's gauges and counters."""
+        """Return the scheduler's gauges and counters; these begin anew after a broken step."""
         with self._lock:
-            return self._scheduler.stats()
+            self._mend()
+            return self._ranks.stats()
 
     def check_integrity(self) -> None:
         """Compare all books of the scheduler.
@@ -204,15 +214,16 @@ class LLM:
             AssertionError: A page or a row is lost or has two owners.
         """
         with self._lock:
-            self._scheduler.check_integrity()
+            self._mend()
+            self._ranks.check_integrity()
 
     def shutdown(self) -> None:
         """End what is running and let go of the engine; safe to call twice."""
         with self._lock:
             if not self._is_shut_down:
-                self._scheduler.shutdown()
+                self._mend()
+                self._ranks.shutdown()
                 self._dispatch()
-                self._engine.shutdown()
                 self._is_shut_down = True
 
     def __enter__(self) -> LLM:
@@ -228,51 +239,65 @@ class LLM:
 
     def _encode(self, prompt: Prompt, where: str) -> np.ndarray:
         """Return a prompt's ids, or refuse it before anything runs."""
-        try:
-            ids = encode_text(self.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
-        except RequestError as error:
-            raise RequestError(f"{where}: {error}") from error
-        limits = self._engine.limits
-        if not ids:
-            raise RequestError(f"{where}: is empty; at least one token is needed")
-        if len(ids) >= limits.max_seq_len:
-            raise RequestError(
-                f"{where}: has {len(ids)} tokens; prompt and output together may have "
-                f"{limits.max_seq_len}, and at least one is generated"
-            )
-        for token_id in (min(ids), max(ids)):
-            if not 0 <= token_id < limits.vocab_size:
-                raise RequestError(
-                    f"{where}: token id {token_id}: must be from 0 to {limits.vocab_size - 1}"
-                )
-        return np.array(ids, dtype=np.int32)
+        return encode_prompt(self.tokenizer, self._ranks.limits, prompt, where)
 
-    def _submit(self, ids: np.ndarray, params: SamplingParams) -> list[Generation]:
-        """Hand a prompt to the scheduler, once per choice."""
+    def _submit(self, ids: np.ndarray, params: SamplingParams, group: list[Generation]) -> None:
+        """Hand a prompt to the scheduler, once per choice.
+
+        ``group`` gets each generation before anyone else does, so that a caller who is interrupted
+        can end it.
+        """
         with self._lock:
             if self._is_shut_down:
                 raise RequestError("this LLM was shut down; make a new one")
-            group = []
+            self._check_alive()
             for index in range(params.n):
                 each = params
-                if params.n > 1 and params.seed is not None:
-                    each = replace(params, seed=(params.seed + index) % 2**63)
+                if index and params.seed is not None:
+                    each = replace(params, seed=(params.seed + index) % 2**64)
                 uid = next(self._uids)
                 generation = Generation(uid, len(ids), each, self._pieces)
+                group.append(generation)
                 self._open[uid] = generation
                 self._io.put([UserMsg(uid, ids, each)])
-                group.append(generation)
-            return group
 
     def _step(self) -> None:
         """Let the scheduler do one step and hand out what it sent."""
         with self._lock:
-            self._scheduler.step()
-            self._dispatch()
+            self._check_alive()
+            self._is_in_step = self._is_torn = True  # torn, unless it gets to its end
+            try:
+                self._ranks.step()
+                self._dispatch()
+                self._is_torn = False
+            finally:
+                self._is_in_step = False
+
+    def _mend(self) -> None:
+        """End every request if a step was left half done, or if there can't be another one."""
+        failure = self._ranks.failure
+        if self._is_in_step or not (self._is_torn or failure):
+            return  # in the midst of a step an observer may call
+        if not failure:
+            try:
+                self._ranks.restart()
+            except WorkerError as error:
+                failure = str(error)
+        reason: FinishReason = "error" if failure else "abort"
+        for uid in list(self._open):
+            self._open[uid].finish(FinishedReq(uid, reason, failure or "a step was interrupted"))
+        self._open.clear()
+        self._is_torn = False
+
+    def _check_alive(self) -> None:
+        """Mend, and refuse to go on where that is in vain."""
+        self._mend()
+        if self._ranks.failure:
+            raise WorkerError(f"{self._ranks.failure}; make a new LLM")
 
     def _settle(self) -> None:
         """When nobody waits, let the step that was launched ahead end, so that all pages return."""
-        while not self._open and self._scheduler.has_work:
+        while self._io.has_messages or (not self._open and self._ranks.has_work):
             self._step()
 
     def _dispatch(self) -> None:
@@ -298,10 +323,14 @@ class LLM:
             if generation is not None:
                 generation.finish(finished)
 
-    def _chunks(self, generation: Generation) -> Iterator[Chunk]:
-        """Yield what is new after each step until the end."""
+    def _chunks(self, ids: np.ndarray, params: SamplingParams) -> Iterator[Chunk]:
+        """Submit a prompt and yield an empty chunk; then what is new after each step."""
         num_chars = num_tokens = 0
+        group: list[Generation] = []
         try:
+            self._submit(ids, params, group)
+            yield Chunk(text="", token_ids=[], finish_reason=None)
+            (generation,) = group
             while not generation.is_ended:
                 # Another caller's step may have brought something, or even the end.
                 if num_chars == len(generation.text):
@@ -311,8 +340,7 @@ class LLM:
                     num_chars, num_tokens = len(generation.text), len(generation.token_ids)
                     yield Chunk(text=text, token_ids=tokens, finish_reason=None)
         finally:
-            self._abandon([generation])
-            self._settle()
+            self._abandon(group)
         choice = generation.choice()
         yield Chunk(
             text=generation.text[num_chars:],
@@ -323,46 +351,30 @@ class LLM:
         )
 
     def _abandon(self, generations: Sequence[Generation]) -> None:
-        """End requests whose caller has left; the scheduler may have been left inside a step."""
-        left = [g for g in generations if not g.is_ended]
-        if not left:
-            return
+        """End those requests that are still open: their caller has left."""
         with self._lock:
+            self._mend()
+            left = [g for g in generations if not g.is_ended]
             self._io.put([AbortMsg(g.uid, "the caller left") for g in left])
+            if self._is_in_step or self._ranks.failure:
+                return  # a stream that the garbage collector closes; the next step will see to it
             try:
-                while not all(g.is_ended for g in left):
+                if left:
                     self._step()
+                for generation in left:  # some may not have reached the scheduler
+                    if self._open.pop(generation.uid, None) is not None:
+                        generation.finish(FinishedReq(generation.uid, "abort", "the caller left"))
+                self._settle()
             except Exception:
                 logger.exception("a step failed while requests were being aborted")
-                self._scheduler.abort_all("a step failed")
-                self._dispatch()
+                self._mend()
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from many: token ids are one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    batch = list(prompts)
-    if batch and all(isinstance(each, int | np.integer) for each in batch):
-        return [[int(each) for each in batch if isinstance(each, int | np.integer)]]
-    for i, each in enumerate(batch):
-        if not isinstance(each, str | Sequence | np.ndarray) or isinstance(each, Mapping):
-            raise RequestError(f"prompts[{i}]: must be a text or token ids, not {each!r}")
-    return [each for each in batch if not isinstance(each, int)]
-
-
-def _per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    """Give each prompt its parameters."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
-    if len(params) != num_prompts:
-        raise RequestError(
-            f"sampling_params: has {len(params)} entries for {num_prompts} prompts; give one for "
-            "all, or one for each"
-        )
-    return list(params)
+def _observed(manager: PluginManager, line: OfflineIO) -> SchedulerIO:
+    """Put whoever observes requests around the line."""
+    io: SchedulerIO = DeadlineIO(line)
+    on_request = request_observer(manager.hooks)
+    return io if on_request is None else ObservedIO(io, on_request)
 
 
 def _completion(group: Sequence[Generation]) -> Completion:
