@@ -9,17 +9,31 @@ from minisgl.ops.contract import QKVInputs
 from minisgl_kernels_cuda.qkv import QKVStage
 from minisgl_kernels_cuda.units import Loader
 from tests.kernels_cuda.reference import (
-    BF16, F16, F32, assert_near, cos_sin_cache, make, rms_norm, rope,
+    BF16,
+    F16,
+    F32,
+    assert_near,
+    cos_sin_cache,
+    make,
+    rms_norm,
+    rope,
 )  # fmt: skip
+
+CASES = [
+    (BF16, (4, 2), 128, 128, True),
+    (BF16, (3, 1), 64, 64, False),
+    (F32, (2, 2), 256, 256, True),
+    (F16, (2, 1), 128, 128, True),
+    (BF16, (2, 1), 128, 64, True),
+    (F32, (1, 1), 80, 80, False),
+    (BF16, (2, 1), 48, 6, True),
+    (F32, (2, 1), 64, 64, True),
+]
 
 
 @pytest.mark.parametrize(
     ("dtype", "heads", "head_dim", "rotary_dim", "has_norm"),
-    [
-        (BF16, (4, 2), 128, 128, True), (BF16, (3, 1), 64, 64, False), (F32, (2, 2), 256, 256, True),
-        (F16, (2, 1), 128, 128, True), (BF16, (2, 1), 128, 64, True), (F32, (1, 1), 80, 80, False),
-        (BF16, (2, 1), 48, 6, True), (F32, (2, 1), 64, 64, True),
-    ],
+    CASES,
 )  # fmt: skip
 def test_qkv_stage_is_near_its_parts_in_float64(
     loader: Loader, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, rotary_dim: int,
@@ -36,9 +50,7 @@ def test_qkv_stage_is_near_its_parts_in_float64(
         1e-6, torch.tensor([0, 9, 3, 1, 9], dtype=torch.int32), cos_sin_cache(10, rotary_dim),
         k_pool, v_pool, torch.tensor([4, 10, 0, 3, 8]),
     )  # fmt: skip
-    q, k, v = (
-        qkv.view(num_tokens, -1, head_dim).clone().split((num_qo, num_kv, num_kv), dim=1)
-    )
+    q, k, v = qkv.view(num_tokens, -1, head_dim).clone().split((num_qo, num_kv, num_kv), dim=1)
     if inputs.q_norm is not None and inputs.k_norm is not None:
         q, k = rms_norm(q, inputs.q_norm, 1e-6), rms_norm(k, inputs.k_norm, 1e-6)
     out = QKVStage(loader, dtype).qk_norm_rope_store(qkv, inputs)
@@ -48,3 +60,24 @@ def test_qkv_stage_is_near_its_parts_in_float64(
     assert_near(k_pool[inputs.out_loc], expected_k, scale=4)
     assert torch.equal(v_pool[inputs.out_loc], v)
     assert int((k_pool != 7).any(-1).any(-1).sum()) == num_tokens, "another slot was written"
+
+
+@pytest.mark.parametrize(("head_dim", "heads"), [(64, (2, 2)), (128, (1, 1)), (256, (3, 1))])
+def test_warps_that_take_four_heads_give_what_warps_of_one_do(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, head_dim: int, heads: tuple[int, int]
+) -> None:
+    num_qo, num_kv = heads
+    qkv = make(6, (num_qo + 2 * num_kv) * head_dim, dtype=BF16)
+    results = []
+    for many_warps in (1 << 30, 1):
+        monkeypatch.setattr("minisgl_kernels_cuda.qkv._MANY_WARPS", many_warps)
+        pools = torch.zeros(2, 6, num_kv, head_dim, dtype=BF16)
+        inputs = QKVInputs(
+            num_qo, num_kv, head_dim, make(head_dim, dtype=BF16), make(head_dim, dtype=BF16),
+            1e-6, torch.arange(6, dtype=torch.int32), cos_sin_cache(6, head_dim), *pools,
+            torch.arange(6).flip(0),
+        )  # fmt: skip
+        q = QKVStage(loader, BF16).qk_norm_rope_store(qkv.clone(), inputs)
+        results.append((q, pools))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])

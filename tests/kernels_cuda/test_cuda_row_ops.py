@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.memory import RowMoves
@@ -59,7 +62,7 @@ def test_fused_add_rms_norm_returns_norm_and_sum(
 def test_gated_activations_are_near_float64(
     loader: Loader, name: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    activations = {
+    activations: dict[str, Callable[[Tensor], Tensor]] = {
         "silu_and_mul": F.silu,
         "gelu_and_mul": F.gelu,
         "gelu_tanh_and_mul": lambda x: F.gelu(x, approximate="tanh"),

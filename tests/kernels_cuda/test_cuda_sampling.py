@@ -29,7 +29,8 @@ def sampler(loader: Loader) -> Sampler:
     [
         {}, {"temperature": 0.0}, {"temperature": 0.3}, {"top_k": 1}, {"top_k": 3}, {"top_k": 50},
         {"top_p": 0.9}, {"top_p": 0.0}, {"top_p": 0.5, "top_k": 20}, {"min_p": 0.1},
-        {"top_p": 0.8, "top_k": 40, "min_p": 0.3, "temperature": 0.6}, {"top_k": 3000, "top_p": 0.99},
+        {"top_p": 0.8, "top_k": 40, "min_p": 0.3, "temperature": 0.6},
+        {"top_k": 3000, "top_p": 0.99},
     ],
     ids=str,
 )  # fmt: skip
@@ -101,9 +102,7 @@ def test_greedy_takes_the_first_of_equal_logits(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
-def test_a_broken_row_still_gives_a_token_of_the_vocabulary(
-    sampler: Sampler, value: float
-) -> None:
+def test_a_broken_row_still_gives_a_token_of_the_vocabulary(sampler: Sampler, value: float) -> None:
     for filters in ({}, {"temperature": 0.0}, {"top_k": 4, "top_p": 0.5}):
         tokens = sampler.sample(torch.full((1, 1500), value), make_inputs(1, **filters), False)  # type: ignore[arg-type]  # values of both kinds
         assert 0 <= int(tokens[0]) < 1500

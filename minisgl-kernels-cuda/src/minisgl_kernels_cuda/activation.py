@@ -23,9 +23,7 @@ _IN_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
 def build_activations(loader: Loader, dtype: torch.dtype) -> dict[str, ActAndMul]:
     """Load the kernels of one element type and return the ops by name."""
     launches = loader.load(ACTIVATION, dtype)
-    return {
-        name: _act_and_mul(launch, dtype, _IN_TORCH[name]) for name, launch in launches.items()
-    }
+    return {name: _act_and_mul(launch, dtype, _IN_TORCH[name]) for name, launch in launches.items()}
 
 
 def _act_and_mul(

@@ -10,14 +10,14 @@ import torch
 from minisgl.ops.contract import KernelConfig, KernelSet
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.compiler import Compiler
-from minisgl_kernels_cuda.driver import DeviceLoader
+from minisgl_kernels_cuda.driver import DeviceLoader, device_size
 from minisgl_kernels_cuda.linear import LinearKernels
 from minisgl_kernels_cuda.memory import RowMoves
 from minisgl_kernels_cuda.norm import Norms
 from minisgl_kernels_cuda.qkv import QKVStage
 from minisgl_kernels_cuda.sampling import Sampler
 from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
-from minisgl_kernels_cuda.units import Loader
+from minisgl_kernels_cuda.units import DeviceSize, Loader
 
 _Op = Callable[..., Any]  # ops have different signatures; the table's fields give each its own
 
@@ -42,9 +42,8 @@ class CudaKernelSet(KernelSet):
         compiler = Compiler(f"sm_{sm}", cache_folder(settings.cache_dir))
         has_pdl = sm >= 90 and settings.pdl != "off"
         loader = DeviceLoader(config.device, compiler, has_pdl)
-        self._ops = build_ops(
-            loader, config.dtype, properties.multi_processor_count, settings.linear_rows
-        )
+        size = device_size(config.device)
+        self._ops = build_ops(loader, config.dtype, size, settings.linear_rows)
 
     def ops(self) -> Mapping[str, _Op]:
         """Return the ops; products only in float16 and bfloat16."""
@@ -52,14 +51,14 @@ class CudaKernelSet(KernelSet):
 
 
 def build_ops(
-    loader: Loader, dtype: torch.dtype, num_sms: int, linear_rows: int
+    loader: Loader, dtype: torch.dtype, device: DeviceSize, linear_rows: int
 ) -> dict[str, _Op]:
     """Load every op of a dtype.
 
     Args:
         loader: Where kernels come from.
         dtype: Of weights and activations.
-        num_sms: Multiprocessors of the device.
+        device: That they run on.
         linear_rows: `CudaKernelSettings.linear_rows`.
     """
     norms, moves = Norms(loader, dtype), RowMoves(loader)
@@ -73,6 +72,6 @@ def build_ops(
         **build_activations(loader, dtype),
     }
     if dtype in _LINEAR_DTYPES and linear_rows:
-        kernels = LinearKernels(loader, dtype, num_sms, linear_rows)
+        kernels = LinearKernels(loader, dtype, device, linear_rows)
         ops["pack_linear"] = kernels.pack_linear
     return ops

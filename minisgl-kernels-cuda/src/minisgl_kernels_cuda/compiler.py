@@ -53,7 +53,7 @@ class Compiler:
 
     def _compile(self, unit: Unit, macro: int) -> bytes:
         # Heavy, and missing where the set is only discovered.
-        from cuda.core import Program, ProgramOptions
+        from cuda.core import Program, ProgramOptions  # noqa: PLC0415
 
         with tempfile.TemporaryDirectory(prefix="minisgl-") as folder:
             # The package may lie in an archive, so the headers are written out for the compiler.
@@ -82,7 +82,7 @@ def nvrtc_version() -> tuple[int, int]:
         PluginError: It cannot be loaded.
     """
     try:
-        from cuda.bindings import nvrtc
+        from cuda.bindings import nvrtc  # noqa: PLC0415
 
         status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # a missing package, library or symbol, each with its own class

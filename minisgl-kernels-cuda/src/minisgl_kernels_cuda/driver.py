@@ -16,12 +16,21 @@ import torch
 
 from minisgl.errors import PluginError
 from minisgl_kernels_cuda.compiler import Compiler
-from minisgl_kernels_cuda.units import Launch, Loader, Unit, macro_of
+from minisgl_kernels_cuda.units import (
+    STATIC_SHARED_BYTES,
+    DeviceSize,
+    Launch,
+    Loader,
+    Unit,
+    macro_of,
+)
 
 # From cuda.h: CUlaunchAttribute and the markers of the "extra" list of a launch.
 _ATTRIBUTE_BYTES = 72
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
+_MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
+_DEFAULT_SHARED_BYTES = 48 * 1024
 # CUlaunchConfig: grid, block, shared bytes; stream; then attributes and their number.
 _SHAPE_AND_STREAM = struct.Struct("=7I4xQ")
 _ATTRIBUTES = struct.Struct("=QI4x")
@@ -47,19 +56,40 @@ class DeviceLoader(Loader):
     def load(self, unit: Unit, dtype: torch.dtype) -> Mapping[str, Launch]:
         """Compile and load; see `Loader.load`."""
         # Heavy, and missing where the set is only discovered.
-        from cuda.core import ObjectCode
+        from cuda.core import ObjectCode  # noqa: PLC0415
 
         code = ObjectCode.from_cubin(self._compiler.cubin(unit, macro_of(dtype)), name=unit.name)
         self._modules.append(code)
         index = self._device.index
-        stream_device = torch.cuda.current_device() if index is None else index
-        return {
-            name: DeviceLaunch(
-                self._library, int(code.get_kernel(name).handle), name, layout,
-                stream_device, self._has_pdl,
+        device = torch.cuda.current_device() if index is None else index
+        launches = {}
+        for name, layout in unit.entries.items():
+            handle = int(code.get_kernel(name).handle)
+            self._allow_shared(handle, unit.max_shared_bytes, device)
+            launches[name] = DeviceLaunch(
+                self._library, handle, name, layout, device, self._has_pdl
             )
-            for name, layout in unit.entries.items()
-        }
+        return launches
+
+    def _allow_shared(self, handle: int, num_bytes: int, device: int) -> None:
+        """Raise a kernel's limit of shared memory, as far as this device has it."""
+        limit = min(num_bytes, device_size(device).max_shared_bytes - STATIC_SHARED_BYTES)
+        if limit <= _DEFAULT_SHARED_BYTES:
+            return
+        status = self._library.cuKernelSetAttribute(
+            _MAX_DYNAMIC_SHARED_BYTES, limit, ctypes.c_void_p(handle), device
+        )
+        if status:
+            raise PluginError(
+                f"--kernels cuda: {limit} bytes of shared memory are refused with CUDA driver "
+                f"error {status}"
+            )
+
+
+def device_size(device: torch.device | int) -> DeviceSize:
+    """Return what plans depend on, of a CUDA device."""
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks a field
+    return DeviceSize(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
 
 class DeviceLaunch:
@@ -95,7 +125,9 @@ class DeviceLaunch:
         # torch.cuda.current_stream() makes an object and costs more than the launch.
         self._stream_of: Any = torch._C._cuda_getCurrentRawStream  # torch has no stub for it
 
-    def __call__(self, grid: tuple[int, int], block: tuple[int, int], *args: float) -> None:
+    def __call__(
+        self, grid: tuple[int, int], block: tuple[int, int], *args: float, shared_bytes: int = 0
+    ) -> None:
         """Submit the kernel to torch's current stream.
 
         Raises:
@@ -104,7 +136,7 @@ class DeviceLaunch:
         self._pack_arguments(self._arguments, 0, *args)
         stream = self._stream_of(self._device_index)
         _SHAPE_AND_STREAM.pack_into(
-            self._config, 0, grid[0], grid[1], 1, block[0], block[1], 1, 0, stream
+            self._config, 0, grid[0], grid[1], 1, block[0], block[1], 1, shared_bytes, stream
         )
         status = self._call(self._config, self._handle, None, self._extra)
         if status:

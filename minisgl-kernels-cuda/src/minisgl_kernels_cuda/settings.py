@@ -32,9 +32,9 @@ class CudaKernelSettings(SettingsSection):
         "Read when the kernels are loaded.",
     )
     linear_rows: int = Field(
-        default=32,
+        default=16,
         ge=0,
-        le=32,
+        le=16,
         description="Most rows for which products with weights use these kernels, where they were "
         "measured to be quicker than the library's; 0 never. Read when weights are packed.",
     )

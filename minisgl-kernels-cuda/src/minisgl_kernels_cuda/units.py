@@ -15,6 +15,9 @@ from minisgl.errors import PluginError
 MACROS: Mapping[torch.dtype, int] = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 """Value of ``MINISGL_DTYPE`` for each element type."""
 
+STATIC_SHARED_BYTES = 20 * 1024
+"""A bound of the shared memory that sources declare which take more at the launch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -24,22 +27,40 @@ class Unit:
         name: Of the file, without its suffix.
         entries: Argument layout of each kernel by name, in the letters of `struct` (native
             alignment, which is CUDA's): P a pointer, q int64, i int32, f float32.
+        max_shared_bytes: Most shared memory that a launch asks for.
     """
 
     name: str
     entries: Mapping[str, str]
+    max_shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSize:
+    """What plans depend on.
+
+    Attributes:
+        num_sms: Multiprocessors.
+        max_shared_bytes: Most shared memory of one block.
+    """
+
+    num_sms: int
+    max_shared_bytes: int
 
 
 class Launch(Protocol):
     """A compiled kernel."""
 
-    def __call__(self, grid: tuple[int, int], block: tuple[int, int], *args: float) -> None:
+    def __call__(
+        self, grid: tuple[int, int], block: tuple[int, int], *args: float, shared_bytes: int = 0
+    ) -> None:
         """Submit it to the current stream.
 
         Args:
             grid: Blocks in x and y.
             block: Threads of a block in x and y.
             args: By the layout of the kernel; pointers as addresses, 0 for none.
+            shared_bytes: Shared memory of a block beside what the source declares.
         """
 
 
@@ -88,15 +109,16 @@ ACTIVATION = Unit(
 )
 MEMORY = Unit("memory", {"embedding": "PPPiii", "store_kv": "PPPPPqqi"})
 QKV = Unit(
-    "qkv", dict.fromkeys(("qkv_64", "qkv_128", "qkv_256", "qkv_any"), "PPPPPPPPqiiiiif")
+    "qkv",
+    dict.fromkeys(
+        (*(f"qkv_{dim}_{heads}" for dim in (64, 128, 256) for heads in (1, 4)), "qkv_any"),
+        "PPPPPPPPqiiiiif",
+    ),
 )
 SAMPLE = Unit("sample", {"sample_tiles": "PqiiPPP", "sample_rows": "PqiiPPPPPPPPP"})
 LINEAR = Unit(
     "linear",
-    {
-        f"linear_{form}_{groups}_{columns}": "PPPPiii"
-        for form in ("stream", "shot")
-        for groups, columns in ((1, 1), (2, 1), (1, 2), (2, 2), (2, 4))
-    },
+    {f"linear_{groups}_{columns}": "PPPPiii" for groups in (1, 2) for columns in (1, 2)},
+    max_shared_bytes=128 * 1024,
 )
 UNITS = (NORM, ACTIVATION, MEMORY, QKV, SAMPLE, LINEAR)

@@ -5,7 +5,7 @@ enum Activation { SILU, GELU, GELU_TANH };
 
 template <Activation ACT>
 INLINE float activate(float x) {
-    if (ACT == SILU) return x / (1.f + expf(-x));
+    if (ACT == SILU) return divide_fast(x, 1.f + exp2_fast(x * -1.4426950408889634f));
     if (ACT == GELU) return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
     float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.f + tanhf(inner));

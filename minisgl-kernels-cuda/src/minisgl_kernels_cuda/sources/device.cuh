@@ -38,15 +38,23 @@ INLINE void pdl_launch() {
 #endif
 }
 
-// A read of data that is used once: it is not kept in L1. Volatile, so that the compiler does not
-// move it behind pdl_wait.
-INLINE uint4 load_streaming(const void* from) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
-    return v;
+// A copy of 16 bytes to shared memory that goes on while the thread does; zeros where there is
+// nothing to copy. copies_pending returns when at most N groups of this thread's copies remain.
+INLINE void copy_async(uint4* to, const void* from, bool is_there) {
+    u32 address = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(address), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
 }
+INLINE void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+INLINE void copies_pending() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+}
+
+// Shared memory whose size is given at the launch.
+#define SHARED_BUFFER(NAME) extern __shared__ uint4 NAME[]
 
 INLINE float bf16_to_float(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 
@@ -73,6 +81,8 @@ INLINE float exp2_fast(float value) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
     return result;
 }
+
+INLINE float divide_fast(float a, float b) { return __fdividef(a, b); }
 
 // c[16 x 8] += a[16 x 16] b[16 x 8] over a warp, for 16-bit elements and float32 sums.
 INLINE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

@@ -1,6 +1,6 @@
 // Between the q/k/v product and attention: norm the heads of q and k, rotate them, store k and v.
 //
-// One warp has one head of one token. Query heads are rotated in place; keys and values go to the
+// A warp has one head of one token, or a few. Query heads are rotated in place; keys and values go to the
 // pool. The norm rounds where the torch op does; rotations are in float32 throughout.
 #include "device.cuh"
 
@@ -22,18 +22,20 @@ struct Head {
     const scalar* from;
     scalar* to;
     const scalar* norm;
-    const float* cos;
     bool is_value;
 };
 
-// Find this warp's head; false where the grid overhangs.
-INLINE bool find_head(const Step& step, Head& head) {
-    int num_heads = step.num_qo_heads + 2 * step.num_kv_heads;
-    i64 warp = i64(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-    if (warp >= i64(step.num_tokens) * num_heads) return false;
-    int token = warp / num_heads, index = warp % num_heads;
-    scalar* from = step.qkv + token * step.row_stride + i64(index) * step.head_dim;
-    head.from = head.to = from;
+INLINE int num_heads(const Step& step) { return step.num_qo_heads + 2 * step.num_kv_heads; }
+
+INLINE i64 warp_index() { return i64(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; }
+
+INLINE const float* cos_of(const Step& step, int token) {
+    return step.cos_sin + i64(step.positions[token]) * step.rotary_dim;
+}
+
+INLINE Head find_head(const Step& step, int token, int index) {
+    Head head;
+    head.from = head.to = step.qkv + token * step.row_stride + i64(index) * step.head_dim;
     head.norm = step.q_norm;
     head.is_value = index >= step.num_qo_heads + step.num_kv_heads;
     if (index >= step.num_qo_heads) {
@@ -42,52 +44,90 @@ INLINE bool find_head(const Step& step, Head& head) {
         head.to = pool + (step.slots[token] * step.num_kv_heads + kv) * step.head_dim;
         head.norm = step.k_norm;
     }
-    if (!head.is_value) head.cos = step.cos_sin + i64(step.positions[token]) * step.rotary_dim;
-    return true;
+    return head;
 }
 
-// The whole head is rotated, and its half is a multiple of the warp: a lane holds SPAN elements
-// of the first half and their partners of the second.
+// What a lane holds of a head that is rotated whole: SPAN elements of the first half and their
+// partners of the second.
 template <int SPAN>
-INLINE void whole_head(const Step& step) {
-    typedef Pack<SPAN> Span;
-    constexpr int HALF = 32 * SPAN;
-    Head head;
-    if (!find_head(step, head)) return;
-    int at = threadIdx.x % 32 * SPAN;
-    Span first = *reinterpret_cast<const Span*>(head.from + at);
-    Span second = *reinterpret_cast<const Span*>(head.from + HALF + at);
-    if (!head.is_value) {
-        float a[SPAN], b[SPAN], sum = 0.f;
+struct Halves {
+    Pack<SPAN> first, second;
+    static constexpr int HALF = 32 * SPAN;
+    INLINE void load(const scalar* from) {
+        first = *reinterpret_cast<const Pack<SPAN>*>(from);
+        second = *reinterpret_cast<const Pack<SPAN>*>(from + HALF);
+    }
+    INLINE void store(scalar* to) const {
+        *reinterpret_cast<Pack<SPAN>*>(to) = first;
+        *reinterpret_cast<Pack<SPAN>*>(to + HALF) = second;
+    }
+};
+
+template <int SPAN>
+INLINE void norm_and_rotate(Halves<SPAN>& x, const scalar* norm, float eps, const float* cos,
+                            const float* sin) {
+    float a[SPAN], b[SPAN];
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+        a[i] = widen(x.first.v[i]);
+        b[i] = widen(x.second.v[i]);
+    }
+    if (norm) {
+        Halves<SPAN> scales;
+        scales.load(norm);
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < SPAN; i++) sum += a[i] * a[i] + b[i] * b[i];
+        float scale = rsqrtf(warp_sum(sum) / (2 * x.HALF) + eps);
 #pragma unroll
         for (int i = 0; i < SPAN; i++) {
-            a[i] = widen(first.v[i]);
-            b[i] = widen(second.v[i]);
-            sum += a[i] * a[i] + b[i] * b[i];
-        }
-        if (head.norm) {
-            float scale = rsqrtf(warp_sum(sum) / (2 * HALF) + step.eps);
-#pragma unroll
-            for (int i = 0; i < SPAN; i++) {
-                a[i] = rounded(rounded(a[i] * scale) * widen(head.norm[at + i]));
-                b[i] = rounded(rounded(b[i] * scale) * widen(head.norm[HALF + at + i]));
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < SPAN; i++) {
-            float cos = head.cos[at + i], sin = head.cos[HALF + at + i];
-            first.v[i] = narrow(a[i] * cos - b[i] * sin);
-            second.v[i] = narrow(b[i] * cos + a[i] * sin);
+            a[i] = rounded(rounded(a[i] * scale) * widen(scales.first.v[i]));
+            b[i] = rounded(rounded(b[i] * scale) * widen(scales.second.v[i]));
         }
     }
-    *reinterpret_cast<Span*>(head.to + at) = first;
-    *reinterpret_cast<Span*>(head.to + HALF + at) = second;
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+        x.first.v[i] = narrow(a[i] * cos[i] - b[i] * sin[i]);
+        x.second.v[i] = narrow(b[i] * cos[i] + a[i] * sin[i]);
+    }
+}
+
+// A warp takes up to HEADS heads of one token: all are read before the first is used, and the
+// angles are read once.
+template <int SPAN, int HEADS>
+INLINE void whole_heads(const Step& step) {
+    struct alignas(4 * SPAN) Angles {
+        float v[SPAN];
+    };
+    int warps_per_token = (num_heads(step) + HEADS - 1) / HEADS;
+    i64 warp = warp_index();
+    if (warp >= i64(step.num_tokens) * warps_per_token) return;
+    int token = warp / warps_per_token, start = warp % warps_per_token * HEADS;
+    int at = threadIdx.x % 32 * SPAN;
+    Halves<SPAN> x[HEADS];
+#pragma unroll
+    for (int i = 0; i < HEADS; i++)
+        if (start + i < num_heads(step)) x[i].load(find_head(step, token, start + i).from + at);
+    const float* angles = cos_of(step, token) + at;
+    Angles cos = *reinterpret_cast<const Angles*>(angles);
+    Angles sin = *reinterpret_cast<const Angles*>(angles + 32 * SPAN);
+#pragma unroll
+    for (int i = 0; i < HEADS; i++) {
+        if (start + i >= num_heads(step)) continue;
+        Head head = find_head(step, token, start + i);
+        const scalar* norm = head.norm ? head.norm + at : nullptr;
+        if (!head.is_value) norm_and_rotate<SPAN>(x[i], norm, step.eps, cos.v, sin.v);
+        x[i].store(head.to + at);
+    }
 }
 
 // Any head and any even part of it that is rotated.
 INLINE void part_of_head(const Step& step) {
-    Head head;
-    if (!find_head(step, head)) return;
+    i64 warp = warp_index();
+    if (warp >= i64(step.num_tokens) * num_heads(step)) return;
+    int token = warp / num_heads(step);
+    Head head = find_head(step, token, warp % num_heads(step));
+    const float* cosines = cos_of(step, token);
     int lane = threadIdx.x % 32, half = step.rotary_dim / 2;
     if (head.is_value) {
         for (int i = lane; i < step.head_dim; i += 32) head.to[i] = head.from[i];
@@ -106,7 +146,7 @@ INLINE void part_of_head(const Step& step) {
     };
     for (int i = lane; i < half; i += 32) {
         float a = normed(i), b = normed(half + i);
-        float cos = head.cos[i], sin = head.cos[half + i];
+        float cos = cosines[i], sin = cosines[half + i];
         head.to[i] = narrow(a * cos - b * sin);
         head.to[half + i] = narrow(b * cos + a * sin);
     }
@@ -127,7 +167,11 @@ INLINE void part_of_head(const Step& step) {
         CALL(step);                                                                               \
     }
 
-MINISGL_QKV(qkv_64, whole_head<1>)
-MINISGL_QKV(qkv_128, whole_head<2>)
-MINISGL_QKV(qkv_256, whole_head<4>)
+#define MINISGL_WHOLE(SPAN, HEADS) whole_heads<SPAN, HEADS>
+MINISGL_QKV(qkv_64_1, MINISGL_WHOLE(1, 1))
+MINISGL_QKV(qkv_64_4, MINISGL_WHOLE(1, 4))
+MINISGL_QKV(qkv_128_1, MINISGL_WHOLE(2, 1))
+MINISGL_QKV(qkv_128_4, MINISGL_WHOLE(2, 4))
+MINISGL_QKV(qkv_256_1, MINISGL_WHOLE(4, 1))
+MINISGL_QKV(qkv_256_4, MINISGL_WHOLE(4, 4))
 MINISGL_QKV(qkv_any, part_of_head)

@@ -26,28 +26,41 @@ struct Logits {
     bool is_aligned;
 };
 
-// Call visit(value, index) for this lane's 32 logits of a tile, those past the end left out. All
-// loads are issued before the first value is used.
-template <typename Visit>
-INLINE void visit_tile(const Logits& logits, int tile, Visit visit) {
-    int lane = threadIdx.x % 32;
+// This lane's 32 logits of a tile; minus infinity past the end. All loads are issued before the
+// first value is used. Kept as they are in memory: 16-bit logits take half the registers.
+struct TileLogits {
     Piece pieces[LOADS];
+    INLINE void load(const Logits& logits, int tile) {
 #pragma unroll
-    for (int j = 0; j < LOADS; j++) {
-        int at = tile * TILE + (j * 32 + lane) * PIECE;
-        if (logits.is_aligned && at + PIECE <= logits.vocab) {
-            pieces[j] = load_piece(logits.row + at);
-        } else {
+        for (int j = 0; j < LOADS; j++) {
+            int at = index(tile, j);
+            if (logits.is_aligned && at + PIECE <= logits.vocab) {
+                pieces[j] = load_piece(logits.row + at);
+            } else {
 #pragma unroll
-            for (int i = 0; i < PIECE; i++)
-                pieces[j].v[i] = at + i < logits.vocab ? logits.row[at + i] : narrow(-INFINITE);
+                for (int i = 0; i < PIECE; i++)
+                    pieces[j].v[i] = at + i < logits.vocab ? logits.row[at + i] : narrow(-INFINITE);
+            }
         }
     }
+    static INLINE int index(int tile, int j) {
+        return tile * TILE + (j * 32 + int(threadIdx.x % 32)) * PIECE;
+    }
+    template <typename Visit>
+    INLINE void visit(Visit visit) const {
 #pragma unroll
-    for (int j = 0; j < LOADS; j++)
+        for (int j = 0; j < LOADS; j++)
 #pragma unroll
-        for (int i = 0; i < PIECE; i++)
-            visit(widen(pieces[j].v[i]), tile * TILE + (j * 32 + lane) * PIECE + i);
+            for (int i = 0; i < PIECE; i++) visit(widen(pieces[j].v[i]));
+    }
+};
+
+// Call visit(value) for this lane's logits of a tile.
+template <typename Visit>
+INLINE void visit_tile(const Logits& logits, int tile, Visit visit) {
+    TileLogits values;
+    values.load(logits, tile);
+    values.visit(visit);
 }
 
 INLINE Logits row_of(const scalar* logits, i64 stride, int row, int vocab) {
@@ -72,25 +85,27 @@ INLINE float weight_of(float distance) {
     return distance < INFINITE ? exp2_fast(-distance * LOG2_E) : 0.f;
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32)
+extern "C" __global__ void __launch_bounds__(TILE_WARPS * 32, 6)
     sample_tiles(const scalar* logits, i64 stride, int vocab, int num_tiles,
                  const float* temperature, float* tile_max, float* tile_sum) {
     pdl_launch();
     pdl_wait();
     int tile = blockIdx.x * TILE_WARPS + threadIdx.x / 32, row = blockIdx.y;
     if (tile >= num_tiles) return;
-    float values[TILE / 32], largest = -INFINITE;
-    int count = 0;
-    visit_tile(row_of(logits, stride, row, vocab), tile, [&](float value, int) {
-        values[count++] = value;
-        largest = fmaxf(largest, value);
-    });
+    TileLogits values;
+    values.load(row_of(logits, stride, row, vocab), tile);
+    float largest = -INFINITE;
+    values.visit([&](float value) { largest = fmaxf(largest, value); });
     largest = warp_max(largest);
     float sum = 0.f;
     if (temperature && temperature[row] > 0.f) {
-        Scale scale{largest, inverse_temperature(temperature[row])};
-#pragma unroll
-        for (int i = 0; i < TILE / 32; i++) sum += weight_of(scale.distance(values[i]));
+        float factor = inverse_temperature(temperature[row]) * LOG2_E;
+        // weight_of in fewer instructions: this is what bounds the kernel. The maximum turns NaN
+        // into a weight of 0.
+        if (fabsf(largest) < INFINITE)
+            values.visit([&](float value) {
+                sum += exp2_fast(fmaxf((value - largest) * factor, -200.f));
+            });
         sum = warp_sum(sum);
     }
     if (threadIdx.x % 32 == 0) {
@@ -169,6 +184,7 @@ INLINE int choose(double weight, double& target) {
 // ---- what top-k and top-p keep ----
 
 constexpr int MAX_CANDIDATES = 4096;
+constexpr int FEW_CANDIDATES = 384;  // so many are ranked by comparing all with all
 constexpr int BINS = 2048;
 
 struct Selection {
@@ -204,9 +220,9 @@ INLINE void visit_candidates(const Selection& found, const Row& row, Visit visit
     }
     for (int tile = threadIdx.x / 32; tile < row.num_tiles; tile += WARPS) {
         if (key_of(row.scale.distance(found.maxima[tile])) > row.cut) continue;
-        visit_tile(row.logits, tile, [&](float logit, int index) {
+        visit_tile(row.logits, tile, [&](float logit) {
             u32 key = key_of(row.scale.distance(logit));
-            if (key <= row.cut && index < row.logits.vocab) visit(key);
+            if (key <= row.cut) visit(key);
         });
     }
 }
@@ -311,10 +327,40 @@ INLINE void list_candidates(Selection& found, Row& row) {
     row.is_listed = found.num_candidates <= MAX_CANDIDATES;
 }
 
+// The same as find_limit by comparing all with all: three barriers instead of dozens, and what
+// most requests with a filter come to.
+INLINE u32 limit_of_few(Selection& found, int vocab, int top_k, float top_p, double mass) {
+    __shared__ double kept;
+    u64* masses = reinterpret_cast<u64*>(found.low);  // low and high together hold one per bin
+    int me = threadIdx.x, num = found.num_candidates;
+    u32 mine = me < num ? found.candidates[me] : NO_LIMIT;
+    u64 my_mass = fixed_weight(mine), mass_before = 0;
+    if (me < num) masses[me] = my_mass;
+    if (me == 0) kept = mass * FIXED_ONE;
+    __syncthreads();
+    int count_before = 0;
+    for (int i = 0; me < num && i < num; i++) {
+        if (found.candidates[i] >= mine) continue;
+        count_before++;
+        mass_before += masses[i];
+    }
+    bool is_kept = me < num && count_before < top_k;
+    int limit = -block_min(is_kept ? -int(mine) : NOWHERE);
+    if (top_p >= 1.f) return limit;
+    if (top_k < vocab && is_kept && int(mine) == limit)  // equal keys write the same
+        kept = double(mass_before + u64(top_k - count_before) * my_mass);
+    __syncthreads();
+    bool is_first = me < num && count_before == 0;
+    is_kept = is_kept && (is_first || double(mass_before) < ceil(top_p * kept));
+    return -block_min(is_kept ? -int(mine) : NOWHERE);
+}
+
 // The largest key that top-k and top-p keep. Of equal logits at a limit all are kept.
 INLINE u32 find_limit(Selection& found, Row& row, int top_k, float top_p, double mass) {
     row.cut = bound(found, row, top_k, top_p, mass);
     list_candidates(found, row);
+    if (row.is_listed && found.num_candidates > 0 && found.num_candidates <= FEW_CANDIDATES)
+        return limit_of_few(found, row.logits.vocab, top_k, top_p, mass);
     u32 limit = NO_LIMIT;
     double kept = mass * FIXED_ONE;
     if (top_k < row.logits.vocab) {
@@ -369,7 +415,7 @@ INLINE double filtered_sum(const Row& row, const Filter& filter, Selection& foun
     for (int tile = threadIdx.x / 32; tile < row.num_tiles; tile += WARPS) {
         float sum = 0.f;
         if (filter.weight(found.maxima[tile]) > 0.f) {
-            visit_tile(row.logits, tile, [&](float logit, int) { sum += filter.weight(logit); });
+            visit_tile(row.logits, tile, [&](float logit) { sum += filter.weight(logit); });
             sum = warp_sum(sum);
         }
         if (threadIdx.x % 32 == 0) sums[tile] = sum;

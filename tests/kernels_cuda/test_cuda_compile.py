@@ -1,0 +1,84 @@
+"""Every source compiles for every architecture, and what was compiled is kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minisgl.errors import PluginError
+from minisgl_kernels_cuda.compiler import Compiler
+from minisgl_kernels_cuda.units import MEMORY, UNITS, Unit
+
+pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC", exc_type=ImportError)
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+# Element types differ in a few conversions: each unit is compiled for one of them per
+# architecture, and all three for Hopper.
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_source_compiles_without_a_gpu(unit: Unit, arch: str) -> None:
+    compiler = Compiler(arch, None)
+    macros = (1,) if arch != "sm_90" or unit.name == "sample" else (1, 2, 3)
+    for macro in macros:
+        if unit.name == "linear" and macro == 3:
+            continue  # float32 products stay with the library
+        code = compiler.cubin(unit, macro)
+        for name in unit.entries:
+            assert name.encode() in code
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the units that were compiled, from here on."""
+    names: list[str] = []
+    compile_unit: Callable[..., bytes] = Compiler._compile
+
+    def count(self: Compiler, unit: Unit, macro: int) -> bytes:
+        names.append(unit.name)
+        return compile_unit(self, unit, macro)
+
+    monkeypatch.setattr(Compiler, "_compile", count)
+    return names
+
+
+def test_what_was_compiled_is_read_at_the_next_start(tmp_path: Path, counted: list[str]) -> None:
+    first = Compiler("sm_90", tmp_path / "new").cubin(MEMORY, 1)
+    assert Compiler("sm_90", tmp_path / "new").cubin(MEMORY, 1) == first
+    assert counted == ["memory"]
+
+
+def test_another_architecture_is_compiled_anew(tmp_path: Path, counted: list[str]) -> None:
+    assert Compiler("sm_80", tmp_path).cubin(MEMORY, 1) != Compiler("sm_90", tmp_path).cubin(
+        MEMORY, 1
+    )
+    assert len(counted) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"no code", None])
+def test_a_damaged_file_is_compiled_anew(
+    tmp_path: Path, counted: list[str], damage: bytes | None
+) -> None:
+    code = Compiler("sm_90", tmp_path).cubin(MEMORY, 1)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] if damage is None else damage)
+    assert Compiler("sm_90", tmp_path).cubin(MEMORY, 1) == code
+    assert len(counted) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        assert Compiler("sm_90", tmp_path / "file").cubin(MEMORY, 1)
+    assert "set --cuda.cache-dir to a writable folder" in caplog.text
+
+
+def test_an_error_names_the_source_and_the_architecture() -> None:
+    with pytest.raises(PluginError, match=r"memory\.cu does not compile for sm_1"):
+        Compiler("sm_1", None).cubin(MEMORY, 1)

@@ -1,0 +1,86 @@
+"""What the probe of ``cuda`` says where it cannot run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.errors import PluginError
+from minisgl.plugin.spec import ProbeContext
+from minisgl_kernels_cuda import plugin
+from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
+from minisgl_kernels_cuda.units import macro_of, read_sources
+
+HOPPER = ProbeContext(device="cuda", sm=90, dtype="bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that cuda-core and NVRTC are installed."""
+    monkeypatch.setattr(plugin, "_has_cuda_core", lambda: True)
+    monkeypatch.setattr(plugin, "has_nvrtc", lambda: True)
+
+
+def test_hopper_is_served_with_priority_over_flashinfer() -> None:
+    answer = plugin.probe(HOPPER)
+    assert answer.ok
+    assert answer.priority > 20
+
+
+@pytest.mark.parametrize(
+    ("context", "reason"),
+    [
+        (ProbeContext(), "needs an NVIDIA GPU of compute capability 8.0 or up"),
+        (ProbeContext(device="cuda", sm=75), "8.0 or up, this GPU has 7.5"),
+        (
+            ProbeContext(device="cuda", sm=90, dtype="float64"),
+            "serves float16, bfloat16, float32, the model is float64",
+        ),
+    ],
+)
+def test_a_machine_or_model_that_is_not_served_is_named(context: ProbeContext, reason: str) -> None:
+    answer = plugin.probe(context)
+    assert not answer.ok
+    assert reason in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [("_has_cuda_core", "pip install 'cuda-core"), ("has_nvrtc", "pip install nvidia-cuda-nvrtc")],
+)
+def test_a_missing_package_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, missing: str, reason: str
+) -> None:
+    monkeypatch.setattr(plugin, missing, lambda: False)
+    assert reason in plugin.probe(HOPPER).reason
+
+
+def test_discovery_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import minisgl_kernels_cuda.plugin as p; p.KERNELS.probe(p.ProbeContext("
+        "device='cuda', sm=90, dtype='bfloat16'));"
+        "print([m for m in ('torch', 'cuda.core', 'cuda.bindings') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_cache_follows_setting_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder("") == Path("/somewhere/minisgl/kernels")
+    assert cache_folder("/given") == Path("/given")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder(CudaKernelSettings().cache_dir) == Path.home() / ".cache/minisgl/kernels"
+
+
+def test_sources_travel_with_the_package() -> None:
+    assert {"device.cuh", "norm.cu", "sample.cu", "linear.cu"} <= set(read_sources())
+
+
+def test_a_dtype_without_kernels_is_refused() -> None:
+    with pytest.raises(PluginError, match="allowed: bfloat16, float16, float32"):
+        macro_of(torch.float64)
