@@ -13,13 +13,13 @@ class Piece(NamedTuple):
     """Something new of one sequence.
 
     Attributes:
-        index: Number of the sequence within the request.
+        number: Of the sequence within the request.
         text: New text, maybe none.
         logprob: Of the token behind it.
         end: The terminal result; then nothing more comes of this sequence.
     """
 
-    index: int
+    number: int
     text: str
     logprob: TextLogprob | None
     end: FinishedText | None
@@ -29,12 +29,14 @@ class Call:
     """The sequences of one request; filled by the engine client, emptied by one reader.
 
     Attributes:
-        uids: Of its sequences, in order of their index.
+        uids: Of its sequences, in order.
         start_s: When it was submitted, by ``time.monotonic``.
         is_left: Whether its reader has gone; what still comes is dropped.
     """
 
-    def __init__(self, uids: list[int], start_s: float, on_leave: Callable[[Call, str], None]):
+    def __init__(
+        self, uids: list[int], start_s: float, on_leave: Callable[[Call, str], None]
+    ) -> None:
         """Wait for sequences.
 
         Args:

@@ -161,7 +161,7 @@ class EngineClient:
         self._check_capacity(num_new)
         now_s = time.monotonic()
         uids = [next(self._uids) for _ in range(num_new)]
-        call = Call(uids, now_s, self._abort)
+        call = Call(uids, now_s, self.abort)
         for number, prompt in enumerate(submission.prompts):
             mine = uids[number * num_choices : (number + 1) * num_choices]
             tokenizer = self._tokenizers[mine[0] % len(self._tokenizers)]
@@ -248,7 +248,8 @@ class EngineClient:
 
     def close(self) -> None:
         """Close the queues."""
-        for queue in (self._inbox, self._scheduler, self._detokenizer, *self._tokenizers):
+        self._inbox.close()
+        for queue in (self._scheduler, self._detokenizer, *self._tokenizers):
             queue.close()
         self._context.term()
 
@@ -274,9 +275,8 @@ class EngineClient:
         finally:
             self._questions.pop(uid, None)
 
-    def _abort(self, call: Call, reason: str) -> None:
-        """Stop what a call still has open; along the way that its prompt took, so it is not
-        overtaken."""
+    def abort(self, call: Call, reason: str) -> None:
+        """Stop what a call still has open; goes the way of its prompt, so does not overtake it."""
         for uid in call.uids:
             sequence = self._open.get(uid)
             if sequence is not None:
@@ -306,8 +306,9 @@ class EngineClient:
             if sequence is None:
                 continue
             if message.token_ids[i] >= 0:
-                self._metrics.on_token(now_s - (sequence.last_s or sequence.call.start_s),
-                                       is_first=not sequence.last_s)
+                self._metrics.on_token(
+                    now_s - (sequence.last_s or sequence.call.start_s), is_first=not sequence.last_s
+                )
                 sequence.last_s = now_s
             logprob = message.logprobs.get(i)
             if text or logprob is not None:

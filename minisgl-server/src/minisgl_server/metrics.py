@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from minisgl.message.text import FinishedText
@@ -27,11 +25,11 @@ class Metrics:
     def __init__(self) -> None:
         """Start at zero."""
         self._registry = CollectorRegistry()
-        self._started_s = time.time()
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
-        self._make_gauges()
+        self._num_retractions = 0
         self._make_counters()
+        self._make_gauges()
         self._make_histograms()
 
     def set_model(self, name: str) -> None:
@@ -72,68 +70,80 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _make_gauges(self) -> None:
-        self._info = Gauge("minisgl:model_info", "The model.", ["model_name"], **self._home())
+        self._info = Gauge(
+            "minisgl:model_info", "The model.", ["model_name"], registry=self._registry
+        )
         self._running = Gauge(
-            "minisgl:num_requests_running", "Sequences that run.", **self._home()
+            "minisgl:num_requests_running", "Sequences that run.", registry=self._registry
         )
         self._waiting = Gauge(
-            "minisgl:num_requests_waiting", "Sequences that wait to run.", **self._home()
+            "minisgl:num_requests_waiting", "Sequences that wait to run.", registry=self._registry
         )
         self._kv_usage = Gauge(
-            "minisgl:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", **self._home()
+            "minisgl:kv_cache_usage_perc",
+            "Share of KV pages in use, 0 to 1.",
+            registry=self._registry,
         )
 
     def _make_counters(self) -> None:
-        home = self._home()
-        self._num_retractions = 0
-        self._preemptions = Counter(
-            "minisgl:num_preemptions", "Running sequences that went back to the queue.", **home
+        home = self._registry
+        self._preemptions: Counter = Counter(
+            "minisgl:num_preemptions",
+            "Running sequences that went back to the queue.",
+            registry=home,
         )
-        self._prompt_tokens = Counter("minisgl:prompt_tokens", "Prompt tokens.", **home)
-        self._generation_tokens = Counter("minisgl:generation_tokens", "Output tokens.", **home)
+        self._prompt_tokens = Counter("minisgl:prompt_tokens", "Prompt tokens.", registry=home)
+        self._generation_tokens = Counter(
+            "minisgl:generation_tokens", "Output tokens.", registry=home
+        )
         self._prefix_queries = Counter(
-            "minisgl:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", **home
+            "minisgl:prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            registry=home,
         )
         self._prefix_hits = Counter(
-            "minisgl:prefix_cache_hits", "Prompt tokens found in the prefix cache.", **home
+            "minisgl:prefix_cache_hits", "Prompt tokens found in the prefix cache.", registry=home
         )
         finished = Counter(
-            "minisgl:request_success", "Sequences by how they ended.", ["finished_reason"], **home
+            "minisgl:request_success",
+            "Sequences by how they ended.",
+            ["finished_reason"],
+            registry=home,
         )
         self._finished = {r: finished.labels(finished_reason=r) for r in _REASONS}
 
     def _make_histograms(self) -> None:
-        home = self._home()
+        home = self._registry
         self._first_token = Histogram(
             "minisgl:time_to_first_token_seconds",
             "Seconds from arrival to the first token.",
             buckets=_LATENCY_BUCKETS_S,
-            **home,
+            registry=home,
         )
         self._inter_token = Histogram(
             "minisgl:inter_token_latency_seconds",
             "Seconds between tokens of a sequence.",
             buckets=_INTER_TOKEN_BUCKETS_S,
-            **home,
+            registry=home,
         )
         self._latency = Histogram(
             "minisgl:e2e_request_latency_seconds",
             "Seconds from arrival to the end.",
             buckets=_LATENCY_BUCKETS_S,
-            **home,
+            registry=home,
         )
         self._prompt_length = Histogram(
-            "minisgl:request_prompt_tokens", "Tokens of a prompt.", buckets=_LENGTH_BUCKETS, **home
+            "minisgl:request_prompt_tokens",
+            "Tokens of a prompt.",
+            buckets=_LENGTH_BUCKETS,
+            registry=home,
         )
         self._output_length = Histogram(
             "minisgl:request_generation_tokens",
             "Tokens of an output.",
             buckets=_LENGTH_BUCKETS,
-            **home,
+            registry=home,
         )
-
-    def _home(self) -> dict[str, CollectorRegistry]:
-        return {"registry": self._registry}
 
 
 def kv_usage(stats: SchedulerStats) -> float:

@@ -95,7 +95,9 @@ class Worker:
             return f"{self.name} failed: {report.kind}: {report.text}; its log says more"
         self._process.join(_LAST_WORDS_S)
         code = self._process.exitcode
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
+        how = (
+            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
+        )
         return f"{self.name} {how}"
 
     def join(self, timeout_s: float) -> bool:

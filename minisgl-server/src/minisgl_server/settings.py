@@ -99,8 +99,7 @@ class ServerSettings(SettingsSection):
         3600.0,
         gt=0,
         le=86400,
-        description="Seconds that all processes together may take to start. "
-        "Read by the launcher.",
+        description="Seconds that all processes together may take to start. Read by the launcher.",
     )
     drain_timeout_s: float = Field(
         30.0,

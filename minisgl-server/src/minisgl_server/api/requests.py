@@ -1,0 +1,107 @@
+"""Reading request bodies: within limits, as JSON, into a model, or a 400 that names the field."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from minisgl_server.api.errors import ApiError
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+MAX_DEPTH = 64
+"""Arrays and objects inside one another."""
+
+
+async def read_model(request: Request, model: type[_Model], max_bytes: int) -> _Model:
+    """Read a request's body into ``model``.
+
+    Raises:
+        ApiError: It is too large, no JSON, or does not fit; the error names the parameter.
+        ClientDisconnect: The client has gone.
+    """
+    content = parse_json(await read_body(request, max_bytes))
+    if not isinstance(content, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise describe(error) from error
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read a body of at most ``max_bytes`` bytes.
+
+    Raises:
+        ApiError: It is larger.
+    """
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse_json(body: bytes) -> Any:  # JSON
+    """Parse a body.
+
+    Raises:
+        ApiError: It is not JSON, nests too deeply, or holds text that is not Unicode.
+    """
+    try:
+        content = json.loads(body)
+        # Half a surrogate pair is a character for JSON, but for nobody else.
+        if b"\\ud" in body.lower():
+            json.dumps(content, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if _depth(content, MAX_DEPTH) <= 0:
+        raise ApiError(400, f"the body nests more than {MAX_DEPTH} levels", code="invalid_json")
+    return content
+
+
+def describe(error: ValidationError) -> ApiError:
+    """Turn the first complaint of a model into an error."""
+    detail = error.errors(include_url=False, include_context=False)[0]
+    message = detail["msg"].removeprefix("Value error, ")
+    # What follows the first part may be the branch of a union, which is no name of a parameter.
+    param = str(detail["loc"][0]) if detail["loc"] else None
+    if param is None and (match := re.match(r"([a-z_]+): ", message)):
+        return ApiError(400, message, param=match[1])
+    if detail["type"] == "extra_forbidden":
+        message = "is not a parameter of this endpoint"
+        param = str(detail["loc"][-1])
+    elif detail["type"] == "missing":
+        message = "is missing"
+    return ApiError(400, f"{param}: {message}" if param else message, param=param)
+
+
+def _depth(content: object, left: int) -> int:
+    """Return how many more levels would be allowed; 0 or less when there are too many."""
+    level = [content]
+    while level and left > 0:
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += [v for v in item.values() if isinstance(v, dict | list)]
+            elif isinstance(item, list):
+                inner += [v for v in item if isinstance(v, dict | list)]
+        level = inner
+        left -= 1
+    return left if not level else 0
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
+
+
+__all__ = ["ClientDisconnect", "describe", "parse_json", "read_body", "read_model"]

@@ -1,0 +1,96 @@
+"""What every request passes before it reaches a route."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minisgl_server.api.errors import ApiError
+
+OPEN_PATHS = frozenset({"/health"})
+"""What needs no key: a liveness probe has none. Everything else does, new routes too."""
+
+REQUEST_ID: ContextVar[str] = ContextVar("minisgl_request_id", default="-")
+"""Id of the request that runs in this task, for the log."""
+
+_GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestIds:
+    """Gives each response an ``X-Request-Id``: the client's, if it is a sane one, or a new one.
+
+    It only labels logs and responses; the engine uses ids of its own.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap ``app``."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)
+        token = REQUEST_ID.set(request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            REQUEST_ID.reset(token)
+
+
+class ApiKeys:
+    """Lets only those in who send a key; denies by default."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str) -> None:
+        """Wrap ``app``.
+
+        Args:
+            app: Inner application.
+            keys: Any of them opens every route.
+            root_path: Prefix under which a proxy may pass requests on.
+        """
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 401."""
+        if scope["type"] != "lifespan" and not self._is_allowed(scope):
+            error = ApiError(
+                401,
+                "a key is needed: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        if path.removeprefix(self._root_path) in OPEN_PATHS:
+            return True
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest = _digest(key.strip())
+        # All are compared, each in constant time, so that time tells nothing about any of them.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

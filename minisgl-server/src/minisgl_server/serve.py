@@ -1,0 +1,121 @@
+"""``minisgl serve``: from settings to a running server, and to its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisgl.errors import SettingsError
+from minisgl.message.folder import SocketFolder
+from minisgl.message.lifecycle import ReadyMsg
+from minisgl.plugin.commands import CommandContext
+from minisgl.plugin.hooks import server_routes
+from minisgl.workers.contract import Endpoints, LogOptions
+from minisgl.workers.logs import configure_logging
+from minisgl_server.api.app import create_app
+from minisgl_server.engine_client import EngineClient, EngineFacts
+from minisgl_server.http_server import HttpServer
+from minisgl_server.interrupts import EXIT_INTERRUPTED, Interrupts
+from minisgl_server.listener import Listener
+from minisgl_server.metrics import Metrics
+from minisgl_server.processes import WorkerGroup
+from minisgl_server.settings import ServerSettings
+from minisgl_server.state import ServerState
+
+if TYPE_CHECKING:
+    from minisgl.config.load import Settings
+
+logger = logging.getLogger(__name__)
+
+_EXIT_TIMEOUT_S = 10.0
+
+
+def run(context: CommandContext) -> int:
+    """Serve until told to stop.
+
+    Returns:
+        0 after SIGTERM or Ctrl-C, 1 when a worker died, 130 after an interrupted start.
+
+    Raises:
+        SettingsError: A setting cannot be met.
+        WorkerError: A worker could not start; the message is its own error.
+    """
+    settings = context.filled_settings
+    own = settings.section(ServerSettings)
+    log = LogOptions(own.log_level.upper(), own.log_format)
+    configure_logging(log, "server")
+    started_s = time.monotonic()
+    template = _read_template(own)
+    with ExitStack() as stack:
+        listener = Listener(own)
+        stack.callback(listener.close)
+        folder = stack.enter_context(SocketFolder())
+        endpoints = Endpoints(folder.path, own.num_tokenizer)
+        metrics = Metrics()
+        client = EngineClient(endpoints, metrics, settings.scheduler.max_queued_requests)
+        stack.callback(client.close)
+        group = WorkerGroup(settings, endpoints, log)
+        stack.callback(group.kill)
+        interrupts = stack.enter_context(Interrupts([group.kill, folder.remove, listener.close]))
+        ready = group.wait_until_ready(own.startup_timeout_s, lambda: interrupts.is_asked)
+        if interrupts.is_asked:
+            return EXIT_INTERRUPTED
+        facts = _facts(ready["scheduler 0"])
+        state = ServerState(
+            settings=own,
+            client=client,
+            facts=facts,
+            metrics=metrics,
+            names=_names(own, settings, facts),
+            versions=dict(context.plugins.catalog.versions),
+            chat_template=template,
+            created=int(time.time()),
+        )
+        metrics.set_model(state.names[0])
+        app = create_app(state, server_routes(context.plugins.hooks))
+        _announce(state, time.monotonic() - started_s)
+        code = HttpServer(app, state, listener, group, interrupts).run()
+        if client.failure is None:
+            client.send_exit()
+            group.stop(_EXIT_TIMEOUT_S)
+        return code
+
+
+def _facts(ready: ReadyMsg) -> EngineFacts:
+    return EngineFacts(model=ready.texts["model"], device=ready.texts["device"], **ready.facts)
+
+
+def _names(own: ServerSettings, settings: Settings, facts: EngineFacts) -> tuple[str, ...]:
+    """Return what clients may call the model."""
+    if own.served_model_name:
+        return own.served_model_name
+    return tuple(dict.fromkeys([settings.model.model, facts.model]))
+
+
+def _read_template(own: ServerSettings) -> str | None:
+    if own.chat_template is None:
+        return None
+    try:
+        return Path(own.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"--chat-template {own.chat_template}: cannot be read: {error}"
+        ) from error
+
+
+def _announce(state: ServerState, seconds: float) -> None:
+    facts = state.facts
+    logger.info(
+        "%s on %s: %d KV pages of %d tokens, requests of up to %d tokens, %d at once; "
+        "started in %.1f s",
+        state.names[0],
+        facts.device,
+        facts.num_pages,
+        facts.page_size,
+        facts.max_seq_len,
+        facts.max_running_reqs,
+        seconds,
+    )

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.server_process import ServerProcess
+from tests.tiny_models import TinyModel, save_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    save_tiny_model(folder, TinyModel(vocab_size=320, max_positions=2048))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server that all tests share which do it no harm."""
+    folder = tmp_path_factory.mktemp("server")
+    flags = ("--max-prompts=8", "--max-choices=4", "--max-body-size=256KiB", "--num-pages=512")
+    with ServerProcess(tiny_model, folder, "--log-level=debug", *flags) as process:
+        yield process.wait_until_ready()
+
+
+@pytest.fixture
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client

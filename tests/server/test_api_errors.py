@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:  # JSON
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]  # JSON
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", 0),
+        ("min_p", 2),
+        ("n", 0),
+        ("n", 5),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("seed", 2**70),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"no": 1}),
+        ("logit_bias", {"5": 101}),
+        ("stop", ""),
+        ("stop", ["a"] * 65),
+        ("stop_token_ids", [-1]),
+        ("logprobs", 21),
+        ("prompt", []),
+        ("prompt", ""),
+        ("prompt", [""]),
+        ("prompt", 5),
+        ("prompt", ["a"] * 9),
+        ("prompt", [319, 100000]),
+        ("prompt", [2**40]),
+        ("priority", 2**40),
+        ("stream_options", {"include_usage": True}),
+        ("nonsense", 1),
+        ("suffix", "x"),
+        ("best_of", 2),
+        ("response_format", {"type": "json_object"}),
+    ],
+)
+def test_a_wrong_value_is_a_400_that_names_it(http: httpx.Client, name: str, value: Any) -> None:
+    response = http.post(COMPLETE, json={"prompt": "a", "max_tokens": 2} | {name: value})
+    error = error_of(response)
+    assert error["param"] == name or (name == "prompt" and "token id" in error["message"])
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", ["tools", "functions"])
+def test_tools_are_refused_and_not_ignored(http: httpx.Client, name: str) -> None:
+    body = {"messages": HELLO, name: [{"type": "function", "function": {"name": "f"}}]}
+    assert error_of(http.post(CHAT, json=body))["param"] == name
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"content": "no role"}],
+        ["text"],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_wrong_messages_are_a_400(http: httpx.Client, messages: Any, is_stream: bool) -> None:
+    response = http.post(CHAT, json={"messages": messages, "stream": is_stream})
+    assert error_of(response)["param"] == "messages"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("length", [2048, 2049, 20480])
+def test_a_long_prompt_is_a_400_with_the_numbers(
+    http: httpx.Client, length: int, is_stream: bool
+) -> None:
+    response = http.post(COMPLETE, json={"prompt": [5] * length, "stream": is_stream})
+    error = error_of(response)
+    assert error["code"] == "context_length_exceeded"
+    assert str(length) in error["message"]
+    assert "2048" in error["message"]
+
+
+def test_the_longest_prompt_gives_one_token(http: httpx.Client) -> None:
+    body = {"prompt": [5] * 2047, "max_tokens": 100, "ignore_eos": True}
+    answer = http.post(COMPLETE, json=body).json()
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"prompt": NaN}', b"null"],
+    ids=range(8),
+)
+def test_a_malformed_body_is_a_400(http: httpx.Client, body: bytes) -> None:
+    error_of(http.post(COMPLETE, content=body))
+
+
+def test_half_a_character_is_a_400(http: httpx.Client) -> None:
+    body = rb'{"prompt": "\ud800", "max_tokens": 1}'
+    assert error_of(http.post(COMPLETE, content=body))["code"] == "invalid_json"
+
+
+def test_a_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
+    error_of(http.post(COMPLETE, json={"prompt": "a" * 300_000}), 413)
+    chunks = (b'{"prompt": "' if i == 0 else b"a" * 10_000 for i in range(40))
+    error_of(http.post(COMPLETE, content=chunks), 413)
+
+
+def test_another_model_is_a_404(http: httpx.Client) -> None:
+    error = error_of(http.post(CHAT, json={"messages": HELLO, "model": "gpt-9"}), 404)
+    assert error["code"] == "model_not_found"
+    error_of(http.get("/v1/models/gpt-9"), 404)
+
+
+def test_unknown_routes_and_methods_have_the_same_form(http: httpx.Client) -> None:
+    error_of(http.get("/v1/nothing"), 404)
+    error_of(http.get(CHAT), 405)
+
+
+@pytest.mark.parametrize("value", [0.0001, 1e-9])
+def test_tiny_temperatures_work(http: httpx.Client, value: float) -> None:
+    body = {"prompt": "a", "temperature": value, "top_p": 1e-6, "max_tokens": 3}
+    assert http.post(COMPLETE, json=body).status_code == 200
+
+
+def test_odd_request_ids_do_no_harm(http: httpx.Client) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    for given in ("", "x" * 5000, "twice", "twice"):
+        response = http.post(COMPLETE, json=body, headers={"X-Request-Id": given})
+        assert response.status_code == 200
+        is_sane = 0 < len(given) <= 128
+        assert (response.headers["x-request-id"] == given) is is_sane
+
+
+def test_the_server_still_works_after_all_this(http: httpx.Client) -> None:
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.post(COMPLETE, json={"prompt": "a", "max_tokens": 1}).status_code == 200

@@ -1,0 +1,206 @@
+"""Every way in which a server can start, end and die; nothing may be left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from minisgl.message.folder import SocketFolder
+from tests.server.server_process import ServerProcess, events
+
+LONG = {"prompt": "a", "ignore_eos": True, "max_tokens": 1500, "stream": True}
+
+
+@contextmanager
+def open_stream(server: ServerProcess, **body: object) -> Iterator[httpx.Response]:
+    """A stream of which the first event has come."""
+    with (
+        server.client() as http,
+        http.stream("POST", "/v1/completions", json=LONG | body) as response,
+    ):
+        assert response.status_code == 200
+        yield response
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["detokenizer", "tokenizer", "scheduler"])
+def test_a_dead_worker_ends_everything_with_an_error(
+    tiny_model: Path, tmp_path: Path, number: int
+) -> None:
+    with ServerProcess(tiny_model, tmp_path, "--num-tokenizer=1") as server:
+        server.wait_until_ready()
+        with server.client() as http, open_stream(server) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.workers()[number].send_signal(signal.SIGKILL)
+            rest = "\n".join(lines)
+            health = http.get("/health")
+        last = json.loads(events(rest)[-1])
+        assert "was killed by signal 9" in last["error"]["message"]
+        assert "[DONE]" not in rest
+        assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert server.wait() == 1
+        assert server.leftovers() == []
+
+
+def test_killing_the_server_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_until_ready()
+        with open_stream(server):
+            server.end(signal.SIGKILL)
+        assert server.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_open_requests_finish(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_until_ready()
+        with open_stream(server, max_tokens=300) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.descendants()
+            server.process.send_signal(number)
+            assert events("\n".join(lines))[-1] == "[DONE]"
+        assert server.wait() == 0
+        assert server.leftovers() == []
+
+
+def test_draining_has_a_limit(tiny_model: Path, tmp_path: Path) -> None:
+    with ServerProcess(tiny_model, tmp_path, "--drain-timeout-s=0") as server:
+        server.wait_until_ready()
+        with open_stream(server, max_tokens=2000):
+            start = time.monotonic()
+            assert server.end() == 0
+            assert time.monotonic() - start < 8
+        assert server.leftovers() == []
+
+
+def test_a_second_interrupt_ends_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_until_ready()
+        with open_stream(server, max_tokens=2000):
+            server.descendants()
+            server.process.send_signal(signal.SIGINT)
+            server.wait_for(lambda: "no new requests" in server.log)
+            server.process.send_signal(signal.SIGINT)
+            assert server.wait(10) == 130
+        assert server.leftovers() == []
+
+
+def test_an_interrupted_start_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_for(lambda: len(server.workers()) == 2)
+        assert server.end(signal.SIGINT) == 130
+        assert server.leftovers() == []
+
+
+def test_killing_the_server_while_it_starts_leaves_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_for(lambda: "scheduler 0: cache" in server.log)
+        server.end(signal.SIGKILL)
+        assert server.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--attn=nowhere"], "--attn nowhere: "),
+        (["--startup-timeout-s=0.1"], "--startup-timeout-s 0.1: "),
+        (["--chat-template=/nowhere"], "--chat-template /nowhere: cannot be read"),
+        (["--ssl-certfile=/nowhere"], "--ssl-certfile /nowhere: cannot be used"),
+        (["--host=203.0.113.7"], "--host 203.0.113.7 "),
+    ],
+    ids=["backend", "timeout", "template", "tls", "host"],
+)
+def test_a_failed_start_says_why_and_leaves_nothing(
+    tiny_model: Path, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    with ServerProcess(tiny_model, tmp_path, *flags) as server:
+        assert server.wait(120) in (1, 2)
+        assert f"minisgl: {message}" in server.log
+        assert "Traceback" not in server.log
+        assert server.leftovers() == []
+
+
+def test_a_corrupt_tokenizer_is_one_clear_line(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in tiny_model.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / "tokenizer.json").write_text("{")
+    with ServerProcess(broken, tmp_path) as server:
+        assert server.wait(120) == 1
+        assert "minisgl: " in server.log
+        assert "tokenizer" in server.log.splitlines()[-1]
+        assert server.leftovers() == []
+
+
+def test_a_taken_port_is_seen_before_anything_is_loaded(tiny_model: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with ServerProcess(tiny_model, tmp_path, f"--port={port}") as server:
+            assert server.wait(60) == 2
+            assert f"--port {port}: is in use" in server.log
+            assert "scheduler" not in server.log
+
+
+def test_a_long_tmpdir_and_stale_folders_do_no_harm(tiny_model: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "tmp" / f"minisgl-{os.getuid()}-stale123"
+    stale.mkdir(parents=True)
+    (stale / "lock").touch()
+    (stale / "scheduler").touch()
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_until_ready()
+        assert not stale.exists()
+        assert server.end() == 0
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    with ServerProcess(tiny_model, tmp_path, TMPDIR=str(long)) as server:
+        server.wait_until_ready()
+        assert list(long.iterdir()) == []
+        assert server.end() == 0
+
+
+def test_two_servers_share_a_machine(tiny_model: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        ServerProcess(tiny_model, folders[0], TMPDIR=str(tmp_path)) as first,
+        ServerProcess(tiny_model, folders[1], TMPDIR=str(tmp_path)) as second,
+    ):
+        for server in (first, second):
+            server.wait_until_ready()
+            with server.client() as http:
+                body = {"prompt": "a", "max_tokens": 3}
+                assert http.post("/v1/completions", json=body).status_code == 200
+        assert [first.end(), second.end()] == [0, 0]
+    assert list(tmp_path.glob("minisgl-*")) == []
+
+
+def test_it_has_one_process_for_each_part(server: ServerProcess) -> None:
+    assert len(server.workers()) == 2  # both directions of text share one
+    names = [" ".join(p.cmdline()) for p in psutil.Process(server.process.pid).children()]
+    assert sum("resource_tracker" in name for name in names) == len(names) - 2
+
+
+def test_a_socket_folder_is_private_and_goes_with_its_owner() -> None:
+    with SocketFolder() as folder:
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        assert len(os.fsencode(folder.path / "tokenizer-63")) <= 107
+        with SocketFolder():
+            assert folder.path.exists()  # the second one took it for no stale one
+    assert not folder.path.exists()
