@@ -59,6 +59,8 @@ def load_hf() -> LlamaForCausalLM:
     }
     model.load_state_dict(state, strict=False)
     model.tie_weights()
+    # Neither side stops at an end of sequence, and neither pays for masking it.
+    model.generation_config.eos_token_id = None
     return model
 
 
@@ -89,7 +91,6 @@ def run_hf(model: LlamaForCausalLM, work: Workload, num_tokens: int) -> Ids:
             padded,
             attention_mask=mask,
             max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
             do_sample=False,
             pad_token_id=0,
         )
@@ -99,7 +100,7 @@ def run_hf(model: LlamaForCausalLM, work: Workload, num_tokens: int) -> Ids:
 
 def run_ours(llm: LLM, work: Workload, num_tokens: int) -> Ids:
     """Generate greedily."""
-    params = SamplingParams(max_tokens=num_tokens, min_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     return [o["token_ids"] for o in llm.generate(work.prompts, params, show_progress=False)]
 
 

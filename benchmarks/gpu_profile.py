@@ -76,6 +76,8 @@ def main() -> None:
         k: int(v) if v.isdigit() else v for k, v in (item.split("=", 1) for item in args.setting)
     }
     params = SamplingParams(temperature=args.temperature)
+    with profile(activities=[ProfilerActivity.CUDA]):
+        torch.zeros(1, device="cuda")  # graphs captured before the first profile are not traced
     with tempfile.TemporaryDirectory() as folder:
         model = write_shape(args.shape, Path(folder))
         with LLM(str(model), dummy_weight=True, **values) as llm:

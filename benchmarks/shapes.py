@@ -1,6 +1,7 @@
 """Model folders without weights, shaped like well-known models, for dummy weights.
 
-The tokenizer is a minimal one: benchmarks speak in token ids.
+The tokenizer is made up: a byte-level one of the model's vocabulary size, as real ones are, so
+that turning tokens into text costs what it costs with them. Benchmarks speak in token ids.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 _QWEN3: dict[str, Any] = {  # config.json is free-form
@@ -75,11 +76,14 @@ def write_shape(name: str, folder: Path, **overrides: object) -> Path:
     """Write ``config.json`` and a tokenizer for a shape of `SHAPES`, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[name] | overrides, indent=1))
-    words = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
-        unk_token="<unk>",
-        eos_token="</s>",
+    vocab_size = SHAPES[name]["vocab_size"]
+    special = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab = special | {f"Ġ{number:x}": number for number in range(len(special), vocab_size)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
-    tokenizer.save_pretrained(folder)
+    fast.save_pretrained(folder)
     return folder

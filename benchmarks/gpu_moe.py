@@ -1,0 +1,154 @@
+r"""Time the fused MoE on a GPU: one layer of Qwen3-30B-A3B unless told otherwise.
+
+    python benchmarks/gpu_moe.py
+    python benchmarks/gpu_moe.py --tokens 1,64 --json out.json
+    python benchmarks/gpu_moe.py --num-experts 8 --top-k 2 --hidden-size 4096 \
+        --intermediate-size 14336                                           # Mixtral 8x7B
+
+Each line is the device time of one layer, from the replay of a CUDA graph whose calls together
+touch far more weights than a cache holds. The floor is the larger of two times: the weights of the
+experts that any token chose over the memory bandwidth, and the operations over the matrix rate;
+both rates are those measured on an H200, and flags for other cards. ``torch`` is the reference
+backend: tokens grouped by expert and a loop over experts, or every expert for all tokens where
+there are few. The check compares with that reference in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from minisgl.moe.torch_backend import TorchMoEBackend
+from minisgl_moe_triton.backend import FusedMoEBackend
+from minisgl_moe_triton.bench import config_of
+from minisgl_moe_triton.launch import LayerInputs
+from minisgl_moe_triton.measure import LayerBench
+from minisgl_moe_triton.plan import LayerShape
+
+DEFAULT_TOKENS = "1,2,4,8,16,32,64,128,256,1024,4096"
+MAX_CHECKED_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line.
+
+    Attributes:
+        num_tokens: Tokens of the step.
+        time_us: Device time of a layer.
+        floor_us: What it cannot be quicker than.
+        bound: ``memory`` or ``matrix``, whichever the floor is.
+        torch_us: The torch reference, its host time included.
+        error: ``|out - ref| / |ref|`` against float32; NaN where not checked.
+    """
+
+    num_tokens: int
+    time_us: float
+    floor_us: float
+    bound: str
+    torch_us: float
+    error: float
+
+
+def main() -> None:
+    """Parse, time, print."""
+    args = parse_arguments()
+    shape = LayerShape(
+        args.num_experts, args.top_k, args.hidden_size, args.intermediate_size, args.dtype
+    )
+    token_counts = [int(part) for part in args.tokens.split(",")]
+    bench = LayerBench(shape)
+    config = config_of(bench, max(token_counts), args.table)
+    backend, reference = FusedMoEBackend(config), TorchMoEBackend(config)
+    results = []
+    for num_tokens in token_counts:
+        sets = bench.inputs(num_tokens)
+        work = bench.work(sets)
+        floors = {
+            "memory": work.num_bytes / args.tb_s * 1e-6,
+            "matrix": work.flops / args.tflop_s * 1e-6,
+        }
+        bound = max(floors, key=lambda name: floors[name])
+        result = Result(
+            num_tokens=num_tokens,
+            time_us=bench.time_us(lambda inputs: backend.forward(*inputs), sets),
+            floor_us=floors[bound],
+            bound=bound,
+            torch_us=bench.time_eager_us(lambda inputs: reference.forward(*inputs), sets),
+            error=relative_error(backend, reference, sets[0]),
+        )
+        results.append(result)
+    print_table(results, shape)
+    if args.json:
+        lines = [asdict(result) for result in results]
+        args.json.write_text(json.dumps({"shape": asdict(shape), "rows": lines}, indent=1))
+
+
+def relative_error(
+    backend: FusedMoEBackend, reference: TorchMoEBackend, inputs: LayerInputs
+) -> float:
+    """Compare with the reference in float32, where that is affordable."""
+    if len(inputs.hidden_states) > MAX_CHECKED_TOKENS:
+        part = inputs._replace(
+            hidden_states=inputs.hidden_states[:MAX_CHECKED_TOKENS],
+            router_logits=inputs.router_logits[:MAX_CHECKED_TOKENS],
+        )
+        out = backend.forward(*inputs)[:MAX_CHECKED_TOKENS]
+    else:
+        part, out = inputs, backend.forward(*inputs)
+    # One expert at a time: all weights in float32 would not fit beside everything else.
+    weights, experts = _route(part, reference)
+    expected = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for expert in experts.unique().tolist():
+        token, choice = (experts == expert).nonzero(as_tuple=True)
+        x = part.hidden_states[token].float()
+        gate, up = (x @ part.gate_up_weight[expert].float().T).chunk(2, dim=-1)
+        y = (torch.nn.functional.silu(gate) * up) @ part.down_weight[expert].float().T
+        expected.index_add_(0, token, y * weights[token, choice, None])
+    return float((out.float() - expected).norm() / expected.norm())
+
+
+def _route(inputs: LayerInputs, reference: TorchMoEBackend) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = inputs.router_logits.float()
+    # A stable sort: of equal logits the first, as the backend does.
+    order = logits.argsort(dim=-1, descending=True, stable=True)[:, : reference._top_k]
+    weights = logits.gather(1, order).softmax(dim=-1)
+    return weights, order
+
+
+def print_table(results: list[Result], shape: LayerShape) -> None:
+    """Print what was measured."""
+    print(f"{torch.cuda.get_device_name()}, {shape}")
+    print(
+        f"{'tokens':>7} {'us':>9} {'floor us':>9} {'bound':>7} {'share':>6} "
+        f"{'torch us':>9} {'ratio':>6} {'error':>8}"
+    )
+    for r in results:
+        print(
+            f"{r.num_tokens:>7} {r.time_us:>9.1f} {r.floor_us:>9.1f} {r.bound:>7} "
+            f"{r.floor_us / r.time_us:>6.0%} {r.torch_us:>9.0f} {r.torch_us / r.time_us:>6.1f} "
+            f"{r.error:>8.1e}"
+        )
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    sizes = {"num-experts": 128, "top-k": 8, "hidden-size": 2048, "intermediate-size": 768}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--tokens", default=DEFAULT_TOKENS)
+    parser.add_argument("--table", type=Path, help="table of tiles")
+    parser.add_argument("--tb-s", type=float, default=4.2, help="memory bandwidth")
+    parser.add_argument("--tflop-s", type=float, default=780.0, help="rate of matrix products")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
