@@ -248,7 +248,14 @@ inline float exp2_fast(float value) { return std::exp2(value); }
 
 inline void pdl_wait() {}
 inline void pdl_launch() {}
-inline uint4 load_streaming(const void* from) { return *static_cast<const uint4*>(from); }
+inline void copy_async(uint4* to, const void* from, bool is_there) {
+    *to = is_there ? *static_cast<const uint4*>(from) : uint4{};
+}
+inline void end_copy_group() {}
+template <int N>
+inline void copies_pending() {}
+#define SHARED_BUFFER(NAME) static uint4 NAME[227 * 1024 / 16]
+inline float divide_fast(float a, float b) { return a / b; }
 
 inline float bf16_to_float(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 inline u16 float_to_bf16(float value) {

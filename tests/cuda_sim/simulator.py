@@ -24,7 +24,9 @@ class SimulatedLaunch:
         self._run = run
         self._layout = layout
 
-    def __call__(self, grid: tuple[int, int], block: tuple[int, int], *args: float) -> None:
+    def __call__(
+        self, grid: tuple[int, int], block: tuple[int, int], *args: float, shared_bytes: int = 0
+    ) -> None:
         shape = (ctypes.c_int * 4)(*grid, *block)
         self._run(shape, struct.pack(self._layout, *args))
 

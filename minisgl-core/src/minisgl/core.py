@@ -243,8 +243,8 @@ class Context:
         """Make this context the global one, and ``batch`` its batch, for the duration."""
         assert self._batch is None, "forward_batch does not nest"
         token = _ACTIVE.set(self)
-        self._batch = batch
         try:
+            self._batch = batch  # in here: Ctrl-C may come anywhere, and must not leave it set
             yield
         finally:
             self._batch = None

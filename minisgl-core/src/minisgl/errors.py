@@ -33,3 +33,11 @@ class ProtocolError(MinisglError):
 
 class IntegrityError(MinisglError, AssertionError):
     """The books do not add up, such as a page freed twice: a bug in whoever made the call."""
+
+
+class CommError(MinisglError):
+    """The ranks of a tensor-parallel group could not meet, or one of them is gone."""
+
+
+class WorkerError(MinisglError):
+    """A worker process could not start, or died; the message gives the cause."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import triton.language as tl
 
 from minisgl_moe_triton.route_kernels import wait_for_previous
-from minisgl_moe_triton.triton_jit import Pointer, Scalar, Tile, jit
+from minisgl_moe_triton.triton_jit import jit
 
 
 @jit
-def pick_tile(max_blocks: Scalar, num_columns: tl.constexpr, group_m: tl.constexpr) -> Tile:
+def pick_tile(max_blocks: tl.tensor, num_columns: tl.constexpr, group_m: tl.constexpr) -> tl.tensor:
     """Return the block and the column of tiles of this program.
 
     Programs run down ``group_m`` blocks before they go on to the next column.
@@ -28,16 +28,28 @@ def pick_tile(max_blocks: Scalar, num_columns: tl.constexpr, group_m: tl.constex
 
 
 @jit
+def multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, precision: tl.constexpr) -> tl.tensor:
+    """Return ``a @ b + total``; ``precision`` is one of Triton's, or ``upcast``.
+
+    ``upcast`` multiplies in float32: the interpreter keeps bfloat16 as integers, and a product of
+    those is wrong.
+    """
+    if precision == "upcast":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    return tl.dot(a, b, total, input_precision=precision)
+
+
+@jit
 def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
-    x: Pointer,
-    weight: Pointer,
-    h: Pointer,
-    slots: Pointer,
-    route_weights: Pointer,
-    block_expert: Pointer,
-    block_rows: Pointer,
-    num_blocks: Pointer,
-    max_blocks: Scalar,
+    x: tl.pointer_type,
+    weight: tl.pointer_type,
+    h: tl.pointer_type,
+    slots: tl.pointer_type,
+    route_weights: tl.pointer_type,
+    block_expert: tl.pointer_type,
+    block_rows: tl.pointer_type,
+    num_blocks: tl.pointer_type,
+    max_blocks: tl.tensor,
     hidden: tl.constexpr,
     inner: tl.constexpr,
     top_k: tl.constexpr,
@@ -94,8 +106,8 @@ def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
         else:
             gate_tile = tl.load(gate_at + k, mask=is_in[:, None], other=0.0)
             up_tile = tl.load(up_at + k, mask=is_in[:, None], other=0.0)
-        gate = tl.dot(x_tile, gate_tile, gate, input_precision=precision)
-        up = tl.dot(x_tile, up_tile, up, input_precision=precision)
+        gate = multiply(x_tile, gate_tile, gate, precision)
+        up = multiply(x_tile, up_tile, up, precision)
     scale = tl.load(route_weights + slot, mask=is_row, other=0.0)
     result = gate / (1.0 + tl.exp(-gate)) * up * scale[:, None]
     h_at = h + place.to(tl.int64)[:, None] * inner + column[None, :]
@@ -104,14 +116,14 @@ def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
 
 @jit
 def down_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
-    h: Pointer,
-    weight: Pointer,
-    y: Pointer,
-    slots: Pointer,
-    block_expert: Pointer,
-    block_rows: Pointer,
-    num_blocks: Pointer,
-    max_blocks: Scalar,
+    h: tl.pointer_type,
+    weight: tl.pointer_type,
+    y: tl.pointer_type,
+    slots: tl.pointer_type,
+    block_expert: tl.pointer_type,
+    block_rows: tl.pointer_type,
+    num_blocks: tl.pointer_type,
+    max_blocks: tl.tensor,
     hidden: tl.constexpr,
     inner: tl.constexpr,
     block_m: tl.constexpr,
@@ -155,7 +167,7 @@ def down_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
             is_in = inside < inner - k
             h_tile = tl.load(h_at + k, mask=is_row[:, None] & is_in[None, :], other=0.0)
             weight_tile = tl.load(weight_at + k, mask=is_in[:, None], other=0.0)
-        total = tl.dot(h_tile, weight_tile, total, input_precision=precision)
+        total = multiply(h_tile, weight_tile, total, precision)
     slot = tl.load(slots + place, mask=is_row, other=0)
     y_at = y + slot.to(tl.int64)[:, None] * hidden + column[None, :]
     tl.store(y_at, total.to(y.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
@@ -163,8 +175,8 @@ def down_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
 
 @jit
 def combine_kernel(
-    y: Pointer,
-    out: Pointer,
+    y: tl.pointer_type,
+    out: tl.pointer_type,
     hidden: tl.constexpr,
     top_k: tl.constexpr,
     block_n: tl.constexpr,

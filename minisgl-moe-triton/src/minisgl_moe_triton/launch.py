@@ -50,7 +50,9 @@ class Launcher:
         self._is_renormalized = is_renormalized
         self._ws = workspace
         self._has_overlap = has_overlap
-        self._precision = "ieee" if shape.dtype == "float32" else "tf32"
+        is_host = workspace.h.device.type == "cpu"
+        halves = "upcast" if is_host and shape.dtype == "bfloat16" else "tf32"
+        self._precision = "ieee" if shape.dtype == "float32" else halves
         self._most_at_once = min(64, max(1, _TILE_ELEMENTS // workspace.width))
         self._sizes = {"hidden": shape.hidden_size, "inner": shape.intermediate_size}
 
@@ -126,7 +128,7 @@ class Launcher:
         single_gate_up_kernel[grid](
             inputs.hidden_states, inputs.router_logits, inputs.gate_up_weight, self._ws.h,
             **self._sizes, **self._routing, block_n=tile.block_n, block_k=tile.block_k,
-            width=self._ws.width, **self._options(tile.num_warps),
+            stages=tile.num_stages, width=self._ws.width, **self._options(tile.num_warps),
         )  # fmt: skip
 
     def single_down(self, inputs: LayerInputs, tile: TileShape, out: torch.Tensor) -> None:

@@ -129,6 +129,8 @@ def _single_step(shape: LayerShape) -> Step:
 
 def _default_tile(shape: LayerShape, sm: int | None, block_m: int, is_pair: bool) -> TileShape:
     """Choose a tile; a pair is gate and up, whose accumulators share the registers."""
+    if sm is None:  # the interpreter takes its time per operation, not per element
+        return TileShape(block_n=128, block_k=256)
     if shape.dtype == "float32":
         return TileShape(block_n=32, block_k=32, num_warps=4, num_stages=2)
     if block_m <= 32:  # bound by the weights: short and deep, several programs a multiprocessor

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from minisgl_moe_triton.triton_jit import Pointer, Scalar, Tile, jit
+from minisgl_moe_triton.triton_jit import jit
+
 
 @jit
 def wait_for_previous(has_overlap: tl.constexpr) -> None:
@@ -30,12 +31,12 @@ def wait_for_previous(has_overlap: tl.constexpr) -> None:
 
 @jit
 def choose(
-    scores: Tile,
-    columns: Tile,
+    scores: tl.tensor,
+    columns: tl.tensor,
     num_experts: tl.constexpr,
     top_k: tl.constexpr,
     is_renormalized: tl.constexpr,
-) -> Tile:
+) -> tl.tensor:
     """Choose the ``top_k`` experts of each row, of equal ones the first.
 
     NaN counts as the lowest score, so that each row has ``top_k`` different experts whatever comes
@@ -64,22 +65,22 @@ def choose(
         order = tl.where(columns == first[:, None], choice, order)
     peak = tl.max(usable, axis=1)
     share = tl.where(is_expert, tl.exp(scores - peak[:, None]), 0.0)
+    total = tl.sum(share, axis=1)
     if is_renormalized:
-        total = tl.sum(tl.where(order < top_k, share, 0.0), axis=1)
-    else:
-        total = tl.sum(share, axis=1)
+        chosen = tl.sum(tl.where(order < top_k, share, 0.0), axis=1)
+        total = tl.where(total == total, chosen, total)  # NaN stays, though it is never chosen
     return order, share / total[:, None]
 
 
 @jit
 def store_blocks(
-    counts: Tile,
-    columns: Tile,
-    block_expert: Pointer,
-    block_rows: Pointer,
-    num_blocks: Pointer,
+    counts: tl.tensor,
+    columns: tl.tensor,
+    block_expert: tl.pointer_type,
+    block_rows: tl.pointer_type,
+    num_blocks: tl.pointer_type,
     block_m: tl.constexpr,
-) -> Tile:
+) -> tl.tensor:
     """Write the list of blocks.
 
     Args:
@@ -106,13 +107,13 @@ def store_blocks(
 
 @jit
 def route_and_sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
-    logits: Pointer,
-    weights: Pointer,
-    slots: Pointer,
-    block_expert: Pointer,
-    block_rows: Pointer,
-    num_blocks: Pointer,
-    num_tokens: Scalar,
+    logits: tl.pointer_type,
+    weights: tl.pointer_type,
+    slots: tl.pointer_type,
+    block_expert: tl.pointer_type,
+    block_rows: tl.pointer_type,
+    num_blocks: tl.pointer_type,
+    num_tokens: tl.tensor,
     num_experts: tl.constexpr,
     top_k: tl.constexpr,
     is_renormalized: tl.constexpr,
@@ -129,9 +130,7 @@ def route_and_sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one 
     is_token = token < num_tokens
     is_inside = is_token & (columns < num_experts)
     scores = tl.load(logits + token * num_experts + columns, mask=is_inside, other=0.0)
-    order, weight = choose(
-        scores.to(tl.float32), columns, num_experts, top_k, is_renormalized
-    )
+    order, weight = choose(scores.to(tl.float32), columns, num_experts, top_k, is_renormalized)
     is_chosen = (order < top_k) & is_token
     slot = token * top_k + order
     tl.store(weights + slot, weight, mask=is_chosen)
@@ -144,11 +143,11 @@ def route_and_sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one 
 
 @jit
 def route_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
-    logits: Pointer,
-    weights: Pointer,
-    experts: Pointer,
-    counts: Pointer,
-    num_tokens: Scalar,
+    logits: tl.pointer_type,
+    weights: tl.pointer_type,
+    experts: tl.pointer_type,
+    counts: tl.pointer_type,
+    num_tokens: tl.tensor,
     num_experts: tl.constexpr,
     top_k: tl.constexpr,
     is_renormalized: tl.constexpr,
@@ -168,9 +167,7 @@ def route_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
     is_token = token < num_tokens
     is_inside = is_token & (columns < num_experts)
     scores = tl.load(logits + token * num_experts + columns, mask=is_inside, other=0.0)
-    order, weight = choose(
-        scores.to(tl.float32), columns, num_experts, top_k, is_renormalized
-    )
+    order, weight = choose(scores.to(tl.float32), columns, num_experts, top_k, is_renormalized)
     is_chosen = (order < top_k) & is_token
     slot = token * top_k + order
     tl.store(weights + slot, weight, mask=is_chosen)
@@ -181,12 +178,12 @@ def route_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
 
 @jit
 def scan_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
-    counts: Pointer,
-    starts: Pointer,
-    block_expert: Pointer,
-    block_rows: Pointer,
-    num_blocks: Pointer,
-    num_programs: Scalar,
+    counts: tl.pointer_type,
+    starts: tl.pointer_type,
+    block_expert: tl.pointer_type,
+    block_rows: tl.pointer_type,
+    num_blocks: tl.pointer_type,
+    num_programs: tl.tensor,
     block_m: tl.constexpr,
     rows: tl.constexpr,
     width: tl.constexpr,
@@ -213,11 +210,11 @@ def scan_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
 
 @jit
 def sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
-    experts: Pointer,
-    counts: Pointer,
-    starts: Pointer,
-    slots: Pointer,
-    num_tokens: Scalar,
+    experts: tl.pointer_type,
+    counts: tl.pointer_type,
+    starts: tl.pointer_type,
+    slots: tl.pointer_type,
+    num_tokens: tl.tensor,
     top_k: tl.constexpr,
     rows: tl.constexpr,
     width: tl.constexpr,

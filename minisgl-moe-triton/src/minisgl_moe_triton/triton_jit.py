@@ -1,4 +1,4 @@
-"""``triton.jit`` with types, and names for what a kernel's arguments are."""
+"""``triton.jit`` with types."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from typing import Any, Protocol
 
 import triton
 
-Pointer = Any  # a tensor outside a kernel, a pointer inside; Triton has no type for both
-Scalar = Any  # a number outside, a tensor of one element inside
-Tile = Any  # a tensor of Triton, whose methods have no annotations
-
 
 class Kernel(Protocol):
     """A compiled function: ``kernel[grid](...)`` from outside, a plain call from other kernels."""
@@ -18,7 +14,7 @@ class Kernel(Protocol):
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         """Return what launches it on a grid."""
 
-    def __call__(self, *args: Any) -> Any:  # Any: see Tile
+    def __call__(self, *args: Any) -> Any:  # Any: tensors of Triton
         """Inline it into the calling kernel."""
 
 

@@ -23,7 +23,8 @@ class CommConfig:
         dtype: Of the activations that are reduced.
         init_method: Rendezvous address for ``torch.distributed``, such as ``file:///…`` or
             ``tcp://host:port``; unused when ``size`` is 1.
-        timeout_s: How long a rendezvous may take.
+        timeout_s: How long ranks wait for one another: at the rendezvous, and in each collective
+            but `Communicator.broadcast_bytes`.
         settings: The backend's own settings section, or ``None``.
     """
 
@@ -39,7 +40,8 @@ class CommConfig:
 class Communicator(ABC):
     """Collectives of one tensor-parallel group. ``factory(config: CommConfig) -> Communicator``.
 
-    All ranks call the same methods in the same order.
+    All ranks call the same methods in the same order, and get the same bytes. When a rank is gone,
+    the others' calls raise `CommError`, those in progress included.
 
     Attributes:
         rank: This process's rank.
@@ -66,7 +68,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast_bytes(self, payload: bytes | None) -> bytes:
-        """Send control data from rank 0, which passes it; all others pass ``None``."""
+        """Send control data from rank 0, which passes it; all others pass ``None``.
+
+        The others may wait for it as long as rank 0 has nothing to say.
+        """
 
     @abstractmethod
     def min_int(self, value: int) -> int:

@@ -6,11 +6,13 @@ import logging
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import zmq
+from tqdm import tqdm
 
 from minisgl.config.load import Settings
 from minisgl.errors import MinisglError
@@ -44,6 +46,8 @@ def run_worker(spec: WorkerSpec, connection: Connection) -> None:
     if spec.role != "detokenizer":
         die_with_parent(spec.parent_pid)
     watch_parent(connection, spec.endpoints.folder)
+    # Its own lock is a system-wide semaphore, which outlives a process that is killed.
+    tqdm.set_lock(threading.RLock())
     codec = wire_codec()
 
     def report(message: WorkerReport) -> None:

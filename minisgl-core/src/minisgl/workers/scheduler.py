@@ -11,6 +11,7 @@ import zmq
 
 from minisgl.config.load import Settings
 from minisgl.engine.build import EngineRequest, build_engine
+from minisgl.engine.contract import StepEngine
 from minisgl.engine.engine import Engine
 from minisgl.message.codec import Codec
 from minisgl.message.lifecycle import ReadyMsg, WorkerReport
@@ -18,7 +19,8 @@ from minisgl.message.queues import PullQueue, PushQueue
 from minisgl.plugin.hooks import request_observer, step_observer
 from minisgl.plugin.manager import PluginManager
 from minisgl.scheduler.build import SchedulerBackends, build_scheduler
-from minisgl.scheduler.io import BroadcastIO, DeadlineIO, ObservedIO, SchedulerIO
+from minisgl.scheduler.io import DeadlineIO, ObservedIO, SchedulerIO
+from minisgl.scheduler.lockstep import in_lockstep
 from minisgl.scheduler.queue_io import QueueIO
 from minisgl.tokenizer.eos import eos_token_ids
 from minisgl.weights.resolve import open_model
@@ -66,8 +68,7 @@ class SchedulerWorker:
         scheduler = build_scheduler(
             backends,
             self._settings,
-            engine,
-            self._line(engine),
+            *self._ends(engine),
             step_observer(hooks) if self._spec.index == 0 else None,
         )
         limits = engine.limits
@@ -106,14 +107,14 @@ class SchedulerWorker:
         )
         return build_engine(request), files.name
 
-    def _line(self, engine: Engine) -> SchedulerIO:
-        """Return this rank's line: the queues on rank 0, and what rank 0 tells on the others."""
-        inner: SchedulerIO | None = None
+    def _ends(self, engine: Engine) -> tuple[StepEngine, SchedulerIO]:
+        """Return the scheduler's engine and its line: on rank 0 the queues, else what it tells."""
+        line: SchedulerIO | None = None
         if self._queues is not None:
-            inner = DeadlineIO(QueueIO(*self._queues))
+            line = DeadlineIO(QueueIO(*self._queues))
             on_request = request_observer(self._manager.hooks)
             if on_request is not None:
-                inner = ObservedIO(inner, on_request)
-        if inner is not None and self._settings.engine.tp == 1:
-            return inner
-        return BroadcastIO(engine.comm, inner, self._codec.encode, self._codec.decode)
+                line = ObservedIO(line, on_request)
+        if line is not None and self._settings.engine.tp == 1:
+            return engine, line
+        return in_lockstep(engine, engine.comm, line, self._codec)
