@@ -10,7 +10,7 @@ from minisgl.ops.cpu_linear import MklLinear, TransposedLinear, UnpackedLinear, 
 
 ROWS = [1, 2, 3, 4, 7, 12, 13, 16, 31, 48, 49, 64, 65, 130]
 # (out, in): blocks of 64 or not, taller and wider than square, a vocabulary, one output.
-SHAPES = [(192, 64), (100, 64), (64, 192), (2048, 64), (1, 33), (7, 1), (2200, 512)]
+SHAPES = [(192, 64), (100, 64), (64, 192), (2048, 64), (1, 33), (7, 1), (2200, 512), (16384, 8)]
 # Large enough for MKL's packed form, and no larger.
 LARGE = (2200, 512)
 HAS_MKL = torch.backends.mkl.is_available()

@@ -169,9 +169,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def _cos_sin(
-    positions: Tensor, cos_sin_cache: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _cos_sin(positions: Tensor, cos_sin_cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the two tables that `rope_rows` describes."""
     cos, sin = cos_sin_cache.index_select(0, positions).to(dtype).unsqueeze(1).chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
