@@ -18,32 +18,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.attention.cpu_decode import CpuDecodePlan, plan_cpu_decode, run_cpu_decode
 from minisgl.attention.key_span import IntArray, KeySpan, Scratch, find_keys
 
 # Rows of a prefill mask that are made at a time, so that a long prompt does not need a mask of
 # prompt length squared.
 MAX_MASK_ROWS = 1024
-# On a CPU a decode batch whose longest request has more keys than this is attended to request by
-# request: what that costs in calls it saves in copies and padding.
-MAX_GATHERED_KEYS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What every layer of one decode step shares.
+    """What every layer of one decode step shares, on CUDA.
 
     Attributes:
         slots: ``[num_reqs * max_keys]`` int64 on the device; short rows repeat their last slot.
         bias: ``[num_reqs, 1, 1, max_keys]`` in the dtype of the queries, 0 or -inf; None when
             all rows are full.
-        spans: One span per request where reading each alone is quicker than one gather; then
-            the other two are None.
         scratch: Where gathered keys and values go.
     """
 
-    slots: Tensor | None
+    slots: Tensor
     bias: Tensor | None
-    spans: tuple[KeySpan, ...] = ()
     scratch: Scratch = field(default_factory=Scratch)
 
 
@@ -87,7 +82,7 @@ def plan_decode(
     dtype: torch.dtype,
     device: torch.device,
     window_left: int = -1,
-) -> DecodePlan:
+) -> DecodePlan | CpuDecodePlan:
     """Plan a decode step from the host's page table.
 
     Args:
@@ -102,15 +97,13 @@ def plan_decode(
     Returns:
         The plan. On CUDA it costs two copies to the device and no synchronisation.
     """
+    if device.type == "cpu":
+        return plan_cpu_decode(
+            page_table, seq_lens, page_size, dtype=dtype, window_left=window_left
+        )
     starts = np.maximum(seq_lens - 1 - window_left, 0) if window_left >= 0 else 0 * seq_lens
     num_keys = seq_lens - starts
     longest = int(num_keys.max())
-    if device.type == "cpu" and (len(seq_lens) == 1 or longest > MAX_GATHERED_KEYS):
-        spans = tuple(
-            find_keys(pages, int(start), int(end), page_size, device)
-            for pages, start, end in zip(page_table, starts, seq_lens, strict=True)
-        )
-        return DecodePlan(None, None, spans)
     offsets = np.arange(longest)
     # Clamped, so that masked keys are real ones: 0 * nan would reach the output.
     tokens = np.minimum(starts[:, None] + offsets, seq_lens[:, None] - 1).astype(np.int64)
@@ -161,7 +154,7 @@ def plan_decode_on_device(
 
 
 def run_decode(
-    plan: DecodePlan, q: Tensor, k_pool: Tensor, v_pool: Tensor, sm_scale: float
+    plan: DecodePlan | CpuDecodePlan, q: Tensor, k_pool: Tensor, v_pool: Tensor, sm_scale: float
 ) -> Tensor:
     """Attend with one query per request.
 
@@ -175,21 +168,12 @@ def run_decode(
     Returns:
         ``[num_reqs, num_heads, head_dim]``.
     """
+    if isinstance(plan, CpuDecodePlan):
+        return run_cpu_decode(plan, q, k_pool, v_pool, sm_scale)
     num_reqs, num_heads, head_dim = q.shape
     num_kv_heads = k_pool.shape[2]
     # The query heads of a group become query rows, so that each key is read once.
     rows = q.reshape(num_reqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    if plan.slots is None:
-        outs = [
-            F.scaled_dot_product_attention(
-                row,
-                span.read("k", k_pool, plan.scratch),
-                span.read("v", v_pool, plan.scratch),
-                scale=sm_scale,
-            )
-            for row, span in zip(rows.split(1), plan.spans, strict=True)
-        ]
-        return (outs[0] if num_reqs == 1 else torch.cat(outs)).reshape(q.shape)
     shape = (num_reqs, -1, num_kv_heads, head_dim)
     k = plan.scratch.gather("k", k_pool.flatten(0, 1), plan.slots).view(shape)
     v = plan.scratch.gather("v", v_pool.flatten(0, 1), plan.slots).view(shape)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.contract import AttentionBackend, AttentionConfig
+from minisgl.attention.cpu_decode import CpuDecodePlan
 from minisgl.attention.paged_torch import (
     DecodePlan,
     PrefillPlan,
@@ -19,7 +20,7 @@ from minisgl.attention.paged_torch import (
 )
 from minisgl.core import Batch
 
-_Plan = DecodePlan | PrefillPlan
+_Plan = DecodePlan | CpuDecodePlan | PrefillPlan
 
 
 @dataclass(slots=True)
@@ -111,9 +112,9 @@ class TorchAttentionBackend(AttentionBackend):
         if metadata.is_planned_by_layers and layer.is_first:
             metadata.plans[layer.window_left] = self._plan_on_device(batch, layer.window_left)
         plan = metadata.plans[layer.window_left]
-        if isinstance(plan, DecodePlan):
-            return run_decode(plan, q, layer.k_cache, layer.v_cache, layer.sm_scale)
-        return run_prefill(plan, q, layer.k_cache, layer.v_cache, layer.sm_scale)
+        if isinstance(plan, PrefillPlan):
+            return run_prefill(plan, q, layer.k_cache, layer.v_cache, layer.sm_scale)
+        return run_decode(plan, q, layer.k_cache, layer.v_cache, layer.sm_scale)
 
     def init_graph(self, max_batch_size: int) -> None:
         """Need nothing: a captured step plans by itself from the batch's own tensors."""
