@@ -89,12 +89,14 @@ def test_max_tokens_is_met_exactly_or_cut_to_the_context(
 
 
 def test_a_full_queue_refuses_with_the_numbers() -> None:
-    harness = Harness(config=make_config(max_queued_requests=2))
-    for _ in range(3):
+    harness = Harness(make_limits(max_running_reqs=1), config=make_config(max_queued_requests=2))
+    for _ in range(4):  # one can start at once, two wait
         harness.submit(PROMPT, max_tokens=1)
     harness.run()
-    assert [harness.outcomes[uid].end.reason for uid in range(3)] == ["length", "length", "error"]
-    assert harness.outcomes[2].end.detail == ("the queue is full: 2 requests wait, at most 2 may")
+    ends = [harness.outcomes[uid].end for uid in range(4)]
+    assert [end.reason for end in ends] == ["length", "length", "length", "error"]
+    assert ends[3].detail == "the queue is full: 2 requests wait, at most 2 may"
+    assert [end.refusal for end in ends] == ["", "", "", "full"]
 
 
 def test_a_stop_says_which_token_it_was() -> None:

@@ -213,11 +213,15 @@ class Lifecycle:
         if msg.uid in self._active:
             raise RequestError(f"uid {msg.uid}: a request of that uid is running")
         ids = self._checked_ids(msg.input_ids)
-        if self._max_queued is not None and self._prefill.num_waiting >= self._max_queued:
-            raise CapacityError(
-                f"the queue is full: {self._prefill.num_waiting} requests wait, "
-                f"at most {self._max_queued} may"
-            )
+        if self._max_queued is not None:
+            # Whoever finds a free row does not wait for long, though it has not started yet.
+            num_free = self._limits.max_running_reqs - self._table.num_used
+            num_queued = self._prefill.num_waiting - num_free
+            if num_queued >= self._max_queued:
+                raise CapacityError(
+                    f"the queue is full: {num_queued} requests wait, "
+                    f"at most {self._max_queued} may"
+                )
         params = msg.sampling_params
         max_len = self._max_len
         if params.max_tokens is not None:
