@@ -166,7 +166,7 @@ def test_an_exception_in_a_step_leaves_the_object_usable(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = llm.generate("def", GREEDY)
-    scheduler = llm._scheduler
+    scheduler = llm._ranks
     real_step, calls = scheduler.step, 0
 
     def step() -> None:
