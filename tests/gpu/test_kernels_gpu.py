@@ -178,7 +178,7 @@ def test_tokens_are_those_of_the_torch_sampler(
 def test_a_row_gives_the_same_token_in_any_batch(sets: Mapping[torch.dtype, Ops]) -> None:
     logits = logits_of(200, VOCAB, BF16, device="cuda")
     for filters in ({}, {"top_p": 0.9}, {"top_k": 20}):
-        inputs = make_inputs(200, device="cuda", **filters)  # type: ignore[arg-type]  # values of both kinds
+        inputs = make_inputs(200, device="cuda", **filters)
         op = sets[BF16]["sample"]
         whole = op(logits, inputs, False)
         order = torch.randperm(200, device="cuda")
