@@ -74,7 +74,8 @@ def test_warps_that_take_four_heads_give_what_warps_of_one_do(
         pools = torch.zeros(2, 6, num_kv, head_dim, dtype=BF16)
         inputs = QKVInputs(
             num_qo, num_kv, head_dim, make(head_dim, dtype=BF16), make(head_dim, dtype=BF16),
-            1e-6, torch.arange(6, dtype=torch.int32), cos_sin_cache(6, head_dim), *pools,
+            1e-6, torch.arange(6, dtype=torch.int32), cos_sin_cache(6, head_dim),
+            pools[0], pools[1],
             torch.arange(6).flip(0),
         )  # fmt: skip
         q = QKVStage(loader, BF16).qk_norm_rope_store(qkv.clone(), inputs)

@@ -50,7 +50,7 @@ def test_flat_and_peaked_rows_are_filtered_alike(sampler: Sampler, spread: float
     # Flat rows have more candidates than the list holds.
     logits = logits_of(2, 12_000, F32, spread)
     for filters in ({"top_p": 0.7}, {"top_k": 100}, {"top_k": 5000, "top_p": 0.9}):
-        inputs = make_inputs(2, **filters)  # type: ignore[arg-type]  # values of both kinds
+        inputs = make_inputs(2, **filters)
         assert torch.equal(sampler.sample(logits, inputs, False), sample(logits, inputs, False))
 
 
@@ -112,7 +112,7 @@ def test_tokens_of_minus_infinity_are_never_drawn(sampler: Sampler) -> None:
     logits = torch.full((50, 2100), float("-inf"), dtype=BF16)
     logits[:, [3, 2050]] = 1.0
     for filters in ({}, {"top_p": 0.99}, {"top_k": 100}):
-        tokens = sampler.sample(logits, make_inputs(50, **filters), False)  # type: ignore[arg-type]  # values of both kinds
+        tokens = sampler.sample(logits, make_inputs(50, **filters), False)
         assert tokens.unique().tolist() == [3, 2050]
 
 
