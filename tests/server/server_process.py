@@ -127,7 +127,7 @@ def events(body: str) -> list[str]:
     """The data of server-sent events."""
     return [
         "\n".join(line.removeprefix("data: ") for line in block.split("\n"))
-        for block in body.split("\n\n")
+        for block in body.strip("\n").split("\n\n")
         if block.startswith("data: ")
     ]
 

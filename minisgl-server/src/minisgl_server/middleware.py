@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
+import time
 from collections.abc import Sequence
-from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl_server.api.errors import ApiError
 
+logger = logging.getLogger(__name__)
+
 OPEN_PATHS = frozenset({"/health"})
 """What needs no key: a liveness probe has none. Everything else does, new routes too."""
-
-REQUEST_ID: ContextVar[str] = ContextVar("minisgl_request_id", default="-")
-"""Id of the request that runs in this task, for the log."""
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -40,17 +40,20 @@ class RequestIds:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)
-        token = REQUEST_ID.set(request_id)
+        started_s, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            REQUEST_ID.reset(token)
+            if logger.isEnabledFor(logging.DEBUG):
+                _log(scope, request_id, status, time.perf_counter() - started_s)
 
 
 class ApiKeys:
@@ -90,6 +93,26 @@ class ApiKeys:
         # All are compared, each in constant time, so that time tells nothing about any of them.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    """Write a request's line; status 0 is one that never got an answer."""
+    fields = {
+        "request_id": request_id,
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "seconds": round(seconds, 4),
+    }
+    logger.debug(
+        "%s %s: %d in %.3f s, id %s",
+        fields["method"],
+        fields["path"],
+        status,
+        seconds,
+        request_id,
+        extra=fields,
+    )
 
 
 def _digest(key: str) -> bytes:
