@@ -69,9 +69,7 @@ def hf_greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) ->
     return tokens
 
 
-def random_prompts(
-    lengths: Sequence[int], vocab_size: int = 320, seed: int = 1
-) -> list[list[int]]:
+def random_prompts(lengths: Sequence[int], vocab_size: int = 320, seed: int = 1) -> list[list[int]]:
     """Make prompts of random ids, special tokens left out."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(5, vocab_size, (n,), generator=generator).tolist() for n in lengths]

@@ -57,8 +57,8 @@ def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     group_m: tl.constexpr,
+    has_halves: tl.constexpr,
     precision: tl.constexpr,
-    has_tma: tl.constexpr,
     has_overlap: tl.constexpr,
 ) -> None:
     """Compute ``h = silu(gate(x)) * up(x) * routing weight``, rows in block order.
@@ -66,57 +66,94 @@ def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
     The routing weight is applied here, before ``h`` is rounded, and not to the second product,
     which is linear: one rounding less.
 
-    ``x`` is ``[num_tokens, hidden]``, ``h`` ``[max_blocks * block_m, inner]``. ``weight`` is
-    ``[num_experts, 2 * inner, hidden]``, or with ``has_tma`` a descriptor of its rows in blocks of
-    ``[block_n, block_k]``. Rows of ``h`` that no slot fills are not written.
+    ``x`` is ``[num_tokens, hidden]``, ``weight`` ``[num_experts, 2 * inner, hidden]`` and ``h``
+    ``[max_blocks * block_m, inner]``. Rows of ``h`` that no slot fills are not written. With
+    ``has_halves``, a block of which at most half is in use is computed as half a block.
     """
     wait_for_previous(has_overlap)
     block, tile = pick_tile(max_blocks, (inner + block_n - 1) // block_n, group_m)
     if block >= tl.load(num_blocks):
         return
     expert = tl.load(block_expert + block)
+    num_rows = tl.load(block_rows + block)
+    first = block * block_m
+    if has_halves:
+        if num_rows <= block_m // 2:
+            gate_up_tile(
+                x, weight, h, slots, route_weights, expert, num_rows, first, tile,
+                hidden, inner, top_k, block_m // 2, block_n, block_k, precision,
+            )  # fmt: skip
+        else:
+            gate_up_tile(
+                x, weight, h, slots, route_weights, expert, num_rows, first, tile,
+                hidden, inner, top_k, block_m, block_n, block_k, precision,
+            )  # fmt: skip
+    else:
+        gate_up_tile(
+            x, weight, h, slots, route_weights, expert, num_rows, first, tile,
+            hidden, inner, top_k, block_m, block_n, block_k, precision,
+        )  # fmt: skip
+
+
+@jit
+def gate_up_tile(  # noqa: PLR0913  # as its kernel
+    x: tl.pointer_type,
+    weight: tl.pointer_type,
+    h: tl.pointer_type,
+    slots: tl.pointer_type,
+    route_weights: tl.pointer_type,
+    expert: tl.tensor,
+    num_rows: tl.tensor,
+    first: tl.tensor,
+    tile: tl.tensor,
+    hidden: tl.constexpr,
+    inner: tl.constexpr,
+    top_k: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
+    """Compute one tile of `gate_up_kernel`.
+
+    Gate and up are one product, whose columns alternate between the two: it reads ``x`` once, and
+    a gate and its up end up side by side in the same thread.
+    """
     row = tl.arange(0, block_m)
-    is_row = row < tl.load(block_rows + block)
-    place = block * block_m + row
+    is_row = row < num_rows
+    place = first + row
     slot = tl.load(slots + place, mask=is_row, other=0)
-    column = tile * block_n + tl.arange(0, block_n)
-    is_column = column < inner
+    pair = tl.arange(0, 2 * block_n)
+    column = tile * block_n + pair // 2
+    # Columns past the end read the first one's weights; their results are not stored.
+    weight_row = expert.to(tl.int64) * (2 * inner) + tl.where(column < inner, column, 0)
+    weight_row += pair % 2 * inner
     inside = tl.arange(0, block_k)
     x_at = x + (slot // top_k).to(tl.int64)[:, None] * hidden + inside[None, :]
-    if not has_tma:
-        # Columns past the end read the first one's weights; their results are not stored.
-        first_row = expert.to(tl.int64) * (2 * inner) + tl.where(is_column, column, 0)
-        gate_at = weight + first_row[None, :] * hidden + inside[:, None]
-        up_at = gate_at + inner * hidden
-    gate = tl.zeros([block_m, block_n], tl.float32)
-    up = tl.zeros([block_m, block_n], tl.float32)
+    weight_at = weight + weight_row[None, :] * hidden + inside[:, None]
+    both = tl.zeros([block_m, 2 * block_n], tl.float32)
     for k in range(0, hidden, block_k):
         if hidden % block_k == 0:
             x_tile = tl.load(x_at + k, mask=is_row[:, None], other=0.0)
+            weight_tile = tl.load(weight_at + k)
         else:
             is_in = inside < hidden - k
             x_tile = tl.load(x_at + k, mask=is_row[:, None] & is_in[None, :], other=0.0)
-        if has_tma:
-            top = expert * (2 * inner) + tile * block_n
-            gate_tile = tl.trans(weight.load([top, k]))
-            up_tile = tl.trans(weight.load([top + inner, k]))
-        elif hidden % block_k == 0:
-            gate_tile = tl.load(gate_at + k)
-            up_tile = tl.load(up_at + k)
-        else:
-            gate_tile = tl.load(gate_at + k, mask=is_in[:, None], other=0.0)
-            up_tile = tl.load(up_at + k, mask=is_in[:, None], other=0.0)
-        gate = multiply(x_tile, gate_tile, gate, precision)
-        up = multiply(x_tile, up_tile, up, precision)
+            weight_tile = tl.load(weight_at + k, mask=is_in[:, None], other=0.0)
+        both = multiply(x_tile, weight_tile, both, precision)
+    gate, up = tl.split(tl.reshape(both, [block_m, block_n, 2]))
     scale = tl.load(route_weights + slot, mask=is_row, other=0.0)
     result = gate / (1.0 + tl.exp(-gate)) * up * scale[:, None]
+    column = tile * block_n + tl.arange(0, block_n)
     h_at = h + place.to(tl.int64)[:, None] * inner + column[None, :]
-    tl.store(h_at, result.to(h.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    is_inside = is_row[:, None] & (column < inner)[None, :]
+    tl.store(h_at, result.to(h.dtype.element_ty), mask=is_inside)
 
 
 @jit
 def down_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
     h: tl.pointer_type,
+    h_half: tl.pointer_type,
     weight: tl.pointer_type,
     y: tl.pointer_type,
     slots: tl.pointer_type,
@@ -130,6 +167,7 @@ def down_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     group_m: tl.constexpr,
+    has_halves: tl.constexpr,
     precision: tl.constexpr,
     has_tma: tl.constexpr,
     has_overlap: tl.constexpr,
@@ -138,27 +176,67 @@ def down_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
 
     ``y`` is ``[num_tokens * top_k, hidden]`` and ``weight`` ``[num_experts, hidden, inner]``; with
     ``has_tma``, ``h`` and ``weight`` are descriptors of their rows in blocks of
-    ``[block_m, block_k]`` and ``[block_n, block_k]``.
+    ``[block_m, block_k]`` and ``[block_n, block_k]``, and ``h_half`` is one of half the rows of
+    ``h``; otherwise it is ``h``.
     """
     wait_for_previous(has_overlap)
     block, tile = pick_tile(max_blocks, (hidden + block_n - 1) // block_n, group_m)
     if block >= tl.load(num_blocks):
         return
     expert = tl.load(block_expert + block)
+    num_rows = tl.load(block_rows + block)
+    first = block * block_m
+    if has_halves:
+        if num_rows <= block_m // 2:
+            down_tile(
+                h_half, weight, y, slots, expert, num_rows, first, tile,
+                hidden, inner, block_m // 2, block_n, block_k, precision, has_tma,
+            )  # fmt: skip
+        else:
+            down_tile(
+                h, weight, y, slots, expert, num_rows, first, tile,
+                hidden, inner, block_m, block_n, block_k, precision, has_tma,
+            )  # fmt: skip
+    else:
+        down_tile(
+            h, weight, y, slots, expert, num_rows, first, tile,
+            hidden, inner, block_m, block_n, block_k, precision, has_tma,
+        )  # fmt: skip
+
+
+@jit
+def down_tile(  # noqa: PLR0913  # as its kernel
+    h: tl.pointer_type,
+    weight: tl.pointer_type,
+    y: tl.pointer_type,
+    slots: tl.pointer_type,
+    expert: tl.tensor,
+    num_rows: tl.tensor,
+    first: tl.tensor,
+    tile: tl.tensor,
+    hidden: tl.constexpr,
+    inner: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    precision: tl.constexpr,
+    has_tma: tl.constexpr,
+) -> None:
+    """Compute one tile of `down_kernel`."""
     row = tl.arange(0, block_m)
-    is_row = row < tl.load(block_rows + block)
-    place = block * block_m + row
+    is_row = row < num_rows
+    place = first + row
     column = tile * block_n + tl.arange(0, block_n)
     is_column = column < hidden
     inside = tl.arange(0, block_k)
     if not has_tma:
-        first_row = expert.to(tl.int64) * hidden + tl.where(is_column, column, 0)
-        weight_at = weight + first_row[None, :] * inner + inside[:, None]
+        weight_row = expert.to(tl.int64) * hidden + tl.where(is_column, column, 0)
+        weight_at = weight + weight_row[None, :] * inner + inside[:, None]
         h_at = h + place.to(tl.int64)[:, None] * inner + inside[None, :]
     total = tl.zeros([block_m, block_n], tl.float32)
     for k in range(0, inner, block_k):
         if has_tma:
-            h_tile = h.load([block * block_m, k])
+            h_tile = h.load([first, k])
             weight_tile = tl.trans(weight.load([expert * hidden + tile * block_n, k]))
         elif inner % block_k == 0:
             h_tile = tl.load(h_at + k, mask=is_row[:, None], other=0.0)

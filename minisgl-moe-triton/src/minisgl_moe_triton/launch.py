@@ -18,9 +18,14 @@ from minisgl_moe_triton.route_kernels import (
 from minisgl_moe_triton.single_kernels import single_down_kernel, single_gate_up_kernel
 from minisgl_moe_triton.workspace import Workspace
 
-_FEW_TOKENS = 16
+_ROUTE_ROWS = (4, 16, 64)
+"""Rows of a program that routes and sorts alone: the fewest that do are taken."""
+
 _TILE_ELEMENTS = 8192
 """Largest tile of tokens by experts that one program holds in registers."""
+
+_SCAN_ELEMENTS = 16384
+"""Counts of programs by experts that are added up at a time."""
 
 
 class LayerInputs(NamedTuple):
@@ -68,11 +73,9 @@ class Launcher:
             self.single_gate_up(inputs, step.gate_up)
             self.single_down(inputs, step.down, out)
             return
-        num_tokens = len(inputs.hidden_states)
-        max_blocks = self._shape.max_blocks(num_tokens, step.block_m)
         self.route(inputs.router_logits, step.block_m)
-        self.gate_up(inputs, step, max_blocks)
-        self.down(inputs, step, max_blocks)
+        self.gate_up(inputs, step)
+        self.down(inputs, step)
         self.combine(out)
 
     def route(self, logits: torch.Tensor, block_m: int) -> None:
@@ -81,36 +84,39 @@ class Launcher:
         if num_tokens > self._most_at_once:
             self._route_in_parts(logits, block_m)
             return
-        ws, few = self._ws, min(_FEW_TOKENS, self._most_at_once)
+        ws, rows = self._ws, self._rows_for(num_tokens)
         blocks = (ws.block_expert, ws.block_rows, ws.num_blocks)
         route_and_sort_kernel[(1,)](
             logits, ws.weights, ws.slots, *blocks, num_tokens,
             **self._routing, block_m=block_m,
-            rows=few if num_tokens <= few else self._most_at_once,
-            width=ws.width, **self._options(4 if num_tokens <= few else 8),
+            rows=rows, width=ws.width, **self._options(_warps_of(rows * ws.width)),
         )  # fmt: skip
 
-    def gate_up(self, inputs: LayerInputs, step: Step, max_blocks: int) -> None:
+    def gate_up(self, inputs: LayerInputs, step: Step) -> None:
         """Compute the first product and its activation."""
-        ws, tile, weight = self._ws, step.gate_up, inputs.gate_up_weight
+        ws, tile = self._ws, step.gate_up
+        max_blocks = self._shape.max_blocks(len(inputs.hidden_states), step.block_m)
         columns = -(-self._shape.intermediate_size // tile.block_n)
         gate_up_kernel[(max_blocks * columns,)](
-            inputs.hidden_states,
-            _rows(weight, tile.block_n, tile.block_k) if tile.has_tma else weight,
-            ws.h, ws.slots, ws.weights, ws.block_expert, ws.block_rows, ws.num_blocks, max_blocks,
-            **self._sizes, top_k=self._shape.top_k, block_m=step.block_m,
-            **self._tile(tile),
+            inputs.hidden_states, inputs.gate_up_weight, ws.h, ws.slots, ws.weights,
+            ws.block_expert, ws.block_rows, ws.num_blocks, max_blocks,
+            **self._sizes, top_k=self._shape.top_k, **self._blocks(step, tile),
         )  # fmt: skip
 
-    def down(self, inputs: LayerInputs, step: Step, max_blocks: int) -> None:
+    def down(self, inputs: LayerInputs, step: Step) -> None:
         """Compute the second product."""
         ws, tile, weight = self._ws, step.down, inputs.down_weight
+        max_blocks = self._shape.max_blocks(len(inputs.hidden_states), step.block_m)
         columns = -(-self._shape.hidden_size // tile.block_n)
+        operands: tuple[object, ...] = (ws.h, ws.h, weight)
+        if tile.has_tma:
+            half = step.block_m // 2 if step.has_halves else step.block_m
+            sizes = ((ws.h, step.block_m), (ws.h, half), (weight, tile.block_n))
+            operands = tuple(_describe(tensor, rows, tile.block_k) for tensor, rows in sizes)
         down_kernel[(max_blocks * columns,)](
-            _rows(ws.h, step.block_m, tile.block_k) if tile.has_tma else ws.h,
-            _rows(weight, tile.block_n, tile.block_k) if tile.has_tma else weight,
-            ws.y, ws.slots, ws.block_expert, ws.block_rows, ws.num_blocks, max_blocks,
-            **self._sizes, block_m=step.block_m, **self._tile(tile),
+            *operands, ws.y, ws.slots,
+            ws.block_expert, ws.block_rows, ws.num_blocks, max_blocks,
+            **self._sizes, has_tma=tile.has_tma, **self._blocks(step, tile),
         )  # fmt: skip
 
     def combine(self, out: torch.Tensor) -> None:
@@ -144,18 +150,25 @@ class Launcher:
     def _route_in_parts(self, logits: torch.Tensor, block_m: int) -> None:
         ws, num_tokens = self._ws, len(logits)
         programs = -(-num_tokens // ws.sort_rows)
-        part = {"rows": ws.sort_rows, "width": ws.width, **self._options(4)}
+        warps = _warps_of(ws.sort_rows * ws.width)
+        part = {"rows": ws.sort_rows, "width": ws.width, **self._options(warps)}
+        scan_rows = min(_SCAN_ELEMENTS // ws.width, 1 << (programs - 1).bit_length())
         route_kernel[(programs,)](
             logits, ws.weights, ws.experts, ws.counts, num_tokens, **self._routing, **part
         )
         scan_kernel[(1,)](
             ws.counts, ws.starts, ws.block_expert, ws.block_rows, ws.num_blocks, programs,
-            block_m=block_m, rows=ws.sort_rows, width=ws.width, **self._options(8),
+            block_m=block_m, rows=scan_rows, width=ws.width,
+            **self._options(_warps_of(scan_rows * ws.width)),
         )  # fmt: skip
         sort_kernel[(programs,)](
             ws.experts, ws.counts, ws.starts, ws.slots, num_tokens,
             top_k=self._shape.top_k, **part,
         )  # fmt: skip
+
+    def _rows_for(self, num_tokens: int) -> int:
+        fitting = (rows for rows in _ROUTE_ROWS if num_tokens <= rows < self._most_at_once)
+        return next(fitting, self._most_at_once)
 
     @property
     def _routing(self) -> dict[str, Any]:  # Any: a kernel's keywords
@@ -165,13 +178,14 @@ class Launcher:
             "is_renormalized": self._is_renormalized,
         }
 
-    def _tile(self, tile: TileShape) -> dict[str, Any]:  # Any: as above
+    def _blocks(self, step: Step, tile: TileShape) -> dict[str, Any]:  # Any: as above
         return {
+            "block_m": step.block_m,
+            "has_halves": step.has_halves,
             "block_n": tile.block_n,
             "block_k": tile.block_k,
             "group_m": tile.group_m,
             "precision": self._precision,
-            "has_tma": tile.has_tma,
             "num_stages": tile.num_stages,
             **self._options(tile.num_warps),
         }
@@ -182,6 +196,11 @@ class Launcher:
         return options | {"launch_pdl": True} if self._has_overlap else options
 
 
-def _rows(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+def _warps_of(num_elements: int) -> int:
+    """Return the warps for a tile of tokens by experts: some 16 elements a thread."""
+    return max(4, min(16, num_elements // 512))
+
+
+def _describe(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Describe the rows of a contiguous tensor to the tensor memory accelerator."""
     return TensorDescriptor.from_tensor(tensor.view(-1, tensor.shape[-1]), [rows, columns])

@@ -53,7 +53,8 @@ class TileShape:
         num_warps: Warps of a program.
         num_stages: Tiles in flight.
         group_m: Blocks that run side by side before the next columns.
-        has_tma: Whether the tensor memory accelerator loads the tiles; compute capability 9.0 up.
+        has_tma: Whether the tensor memory accelerator loads the tiles, which it can for the second
+            product from compute capability 9.0 on.
     """
 
     block_n: int
@@ -73,12 +74,14 @@ class Step:
         block_m: Rows of a block; 1 only for a single token, which has kernels of its own.
         gate_up: Tiles of the first product.
         down: Tiles of the second.
+        has_halves: Whether a block of which at most half is in use is computed as half a block.
     """
 
     max_tokens: int
     block_m: int
     gate_up: TileShape
     down: TileShape
+    has_halves: bool = False
 
 
 def default_steps(shape: LayerShape, sm: int | None) -> tuple[Step, ...]:
@@ -95,35 +98,26 @@ def default_steps(shape: LayerShape, sm: int | None) -> tuple[Step, ...]:
             continue  # no tensor cores: a larger tile only spills registers
         max_tokens = max(2, rows * shape.num_experts // shape.top_k)
         gate_up, down = (_default_tile(shape, sm, block_m, is_pair) for is_pair in (True, False))
-        steps.append(Step(max_tokens, block_m, gate_up, down))
+        steps.append(Step(max_tokens, block_m, gate_up, down, has_halves=block_m == 128))
     steps[-1] = replace(steps[-1], max_tokens=1 << 30)
     return tuple(steps)
 
 
 def fit_steps(steps: tuple[Step, ...], shape: LayerShape, sm: int | None) -> tuple[Step, ...]:
     """Turn off what a shape or GPU cannot do."""
-    sizes = (shape.hidden_size, shape.intermediate_size)
-    is_aligned = all(size * shape.itemsize % 16 == 0 for size in sizes)
+    is_aligned = shape.intermediate_size * shape.itemsize % 16 == 0
     if is_aligned and sm is not None and sm >= 90:
         return steps
-    return tuple(
-        replace(
-            step,
-            gate_up=replace(step.gate_up, has_tma=False),
-            down=replace(step.down, has_tma=False),
-        )
-        for step in steps
-    )
+    return tuple(replace(step, down=replace(step.down, has_tma=False)) for step in steps)
 
 
 def _single_step(shape: LayerShape) -> Step:
     choices = 1 << (shape.top_k - 1).bit_length()
-    rows = max(4, 64 // choices)
     return Step(
         max_tokens=1,
         block_m=1,
-        gate_up=TileShape(block_n=16, block_k=256, num_warps=4),
-        down=TileShape(block_n=rows, block_k=256, num_warps=8),
+        gate_up=TileShape(block_n=8, block_k=256, num_warps=4, num_stages=4),
+        down=TileShape(block_n=max(4, 64 // choices), block_k=128, num_warps=4),
     )
 
 

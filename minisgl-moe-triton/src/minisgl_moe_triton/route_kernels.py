@@ -53,17 +53,21 @@ def choose(
         ``order``: ``[rows, width]`` int32 number of the choice, ``top_k`` where not chosen; and
         ``weights``: ``[rows, width]`` float32, valid where chosen.
     """
-    lowest = float("-inf")
     is_expert = columns < num_experts
-    usable = tl.where(is_expert & (scores == scores), scores, lowest)
+    # Keys that order as the scores do, 0 and -0 being equal, with room for two below them all:
+    # of NaN, and of what was chosen or is no expert.
+    taken = -2147483647
+    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
+    keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    keys = tl.where(scores == scores, keys, taken + 1)
+    keys = tl.where(is_expert, keys, taken)
     order = tl.zeros(scores.shape, tl.int32) + top_k
     for choice in range(top_k):
-        is_open = (order == top_k) & is_expert
-        best = tl.max(tl.where(is_open, usable, lowest), axis=1)
-        is_best = is_open & (usable == best[:, None])
-        first = tl.min(tl.where(is_best, columns, num_experts), axis=1)
-        order = tl.where(columns == first[:, None], choice, order)
-    peak = tl.max(usable, axis=1)
+        first = tl.argmax(keys, axis=1, tie_break_left=True)
+        is_first = columns == first[:, None]
+        order = tl.where(is_first, choice, order)
+        keys = tl.where(is_first, taken, keys)
+    peak = tl.max(tl.where(is_expert, scores, float("-inf")), axis=1)
     share = tl.where(is_expert, tl.exp(scores - peak[:, None]), 0.0)
     total = tl.sum(share, axis=1)
     if is_renormalized:
@@ -80,6 +84,7 @@ def store_blocks(
     block_rows: tl.pointer_type,
     num_blocks: tl.pointer_type,
     block_m: tl.constexpr,
+    most: tl.constexpr,
 ) -> tl.tensor:
     """Write the list of blocks.
 
@@ -90,6 +95,7 @@ def store_blocks(
         block_rows: int32 rows in use of each block.
         num_blocks: ``[1]`` int32.
         block_m: Rows of a block.
+        most: The most blocks that one expert can have; 0 where only the counts say.
 
     Returns:
         ``[width]`` int32 first block of each expert.
@@ -97,7 +103,11 @@ def store_blocks(
     blocks = (counts + block_m - 1) // block_m
     starts = tl.cumsum(blocks, axis=0) - blocks
     tl.store(num_blocks, tl.sum(blocks, axis=0))
-    for i in range(tl.max(blocks, axis=0)):
+    if most == 0:
+        rounds = tl.max(blocks, axis=0)
+    else:
+        rounds = most
+    for i in range(rounds):
         is_used = i < blocks
         rows = tl.minimum(counts - i * block_m, block_m)
         tl.store(block_expert + starts + i, columns, mask=is_used)
@@ -136,7 +146,8 @@ def route_and_sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one 
     tl.store(weights + slot, weight, mask=is_chosen)
     chosen = is_chosen.to(tl.int32)
     counts = tl.sum(chosen, axis=0)
-    starts = store_blocks(counts, column, block_expert, block_rows, num_blocks, block_m)
+    most = (rows + block_m - 1) // block_m
+    starts = store_blocks(counts, column, block_expert, block_rows, num_blocks, block_m, most)
     place = starts[None, :] * block_m + tl.cumsum(chosen, axis=0) - chosen
     tl.store(slots + place, slot, mask=is_chosen)
 
@@ -204,7 +215,7 @@ def scan_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
         places = tl.cumsum(here, axis=0) - here + before[None, :]
         tl.store(at, places, mask=program < num_programs)
         before += tl.sum(here, axis=0)
-    first_block = store_blocks(before, column, block_expert, block_rows, num_blocks, block_m)
+    first_block = store_blocks(before, column, block_expert, block_rows, num_blocks, block_m, 0)
     tl.store(starts + column, first_block * block_m)
 
 

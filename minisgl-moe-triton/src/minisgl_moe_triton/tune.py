@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from minisgl.errors import CapacityError
 from minisgl_moe_triton.launch import Launcher, LayerInputs
 from minisgl_moe_triton.measure import LayerBench
-from minisgl_moe_triton.plan import MAX_SINGLE_EXPERTS, LayerShape, Step, TileShape
+from minisgl_moe_triton.plan import MAX_SINGLE_EXPERTS, LayerShape, Step, TileShape, default_steps
 from minisgl_moe_triton.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,27 @@ class Timed:
     time_us: float
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tiles that can be combined, since both products have the same blocks of rows.
+
+    Attributes:
+        block_m: Rows of a block.
+        has_halves: Whether blocks of which at most half is in use are computed as half a block.
+        gate_ups: What to try for the first product.
+        downs: What to try for the second.
+    """
+
+    block_m: int
+    has_halves: bool
+    gate_ups: tuple[TileShape, ...]
+    downs: tuple[TileShape, ...]
+
+    def step(self, gate_up: TileShape, down: TileShape, max_tokens: int) -> Step:
+        """Make a step of two of the tiles."""
+        return Step(max_tokens, self.block_m, gate_up, down, self.has_halves)
+
+
 def tune(bench: LayerBench, token_counts: Sequence[int], sm: int) -> tuple[Step, ...]:
     """Find steps for a shape.
 
@@ -110,96 +131,87 @@ def tune(bench: LayerBench, token_counts: Sequence[int], sm: int) -> tuple[Step,
     """
     counts = sorted(set(token_counts))
     found = [_tune_count(bench, count, sm) for count in counts]
-    limits = [
-        1 if step.block_m == 1 else math.isqrt(low * high)
-        for step, (low, high) in zip(found, itertools.pairwise(counts), strict=False)
-    ]
-    return tuple(
-        Step(limit, step.block_m, step.gate_up, step.down)
+    limits = [math.isqrt(low * high) for low, high in itertools.pairwise(counts)]
+    steps = [
+        replace(step, max_tokens=1 if step.block_m == 1 else limit)
         for step, limit in zip(found, [*limits, _NO_LIMIT], strict=True)
-    )
+    ]
+    if steps[-1].block_m == 1:  # nothing else was measured
+        steps += default_steps(bench.shape, sm)[1:]
+    return tuple(steps)
 
 
-def candidates(shape: LayerShape, num_tokens: int, sm: int) -> Iterator[Step]:
-    """Yield what to try for a token count; only tiles of the same ``block_m`` go together."""
+def candidates(shape: LayerShape, num_tokens: int, sm: int) -> Iterator[Group]:
+    """Yield what to try for a token count."""
     if num_tokens == 1 and shape.num_experts <= MAX_SINGLE_EXPERTS:
-        yield from _steps(1, _SINGLE, (False,), 1)
+        gate_ups, downs = _SINGLE
+        yield Group(1, False, _tiles(gate_ups), _tiles(downs))
         return
     rows = num_tokens * shape.top_k / shape.num_experts
-    loads = (False, True) if sm >= 90 and shape.dtype != "float32" else (False,)
+    has_tma = sm >= 90 and shape.intermediate_size * shape.itemsize % 16 == 0
     for block_m in (16, 32, 64, 128):
         if not min(rows / 2, 64) <= block_m <= max(16, 3 * rows):
             continue  # most rows of a block would be free, or most weights read twice
-        yield from _steps(block_m, _THIN if block_m <= 32 else _WIDE, loads, num_tokens)
+        gate_ups, downs = _THIN if block_m <= 32 else _WIDE
+        tiles = _tiles(gate_ups), (*_tiles(downs), *(_tiles(downs, True) if has_tma else ()))
+        yield Group(block_m, False, *tiles)
+        if block_m == 128:
+            yield Group(block_m, True, *tiles)
 
 
-def _steps(
-    block_m: int,
-    lists: tuple[tuple[Sizes, ...], tuple[Sizes, ...]],
-    loads: tuple[bool, ...],
-    num_tokens: int,
-) -> Iterator[Step]:
-    gate_ups, downs = (
-        [
-            TileShape(block_n, block_k, num_warps, num_stages, has_tma=has_tma)
-            for block_n, block_k, num_warps, num_stages in each
-            for has_tma in loads
-        ]
-        for each in lists
-    )
-    for gate_up, down in itertools.zip_longest(gate_ups, downs):
-        yield Step(num_tokens, block_m, gate_up or gate_ups[0], down or downs[0])
+def _tiles(sizes: Sequence[Sizes], has_tma: bool = False) -> tuple[TileShape, ...]:
+    return tuple(TileShape(*each, has_tma=has_tma) for each in sizes)
 
 
 def _tune_count(bench: LayerBench, num_tokens: int, sm: int) -> Step:
     shape = bench.shape
-    steps = list(candidates(shape, num_tokens, sm))
+    groups = list(candidates(shape, num_tokens, sm))
+    steps = [group.step(group.gate_ups[0], group.downs[0], num_tokens) for group in groups]
     workspace = Workspace(shape, tuple(steps), num_tokens, bench.device)
     launcher = Launcher(shape, True, workspace, has_overlap=sm >= 90)
     sets = bench.inputs(num_tokens) if num_tokens == 1 else bench.inputs(num_tokens, 1) * 3
     out = torch.empty_like(sets[0].hidden_states)
-    best: tuple[float, Step] | None = None
-    for block_m in sorted({step.block_m for step in steps}):
-        group = [step for step in steps if step.block_m == block_m]
-        max_blocks = shape.max_blocks(num_tokens, block_m)
-        if block_m != 1:  # once: what is timed then reads the same list of blocks
-            launcher.route(sets[0].router_logits, block_m)
-        gate_up = _best(bench, sets, _gate_up_calls(launcher, group, max_blocks))
-        down = _best(bench, sets, _down_calls(launcher, group, max_blocks, out))
-        if gate_up is None or down is None:
-            continue
-        time_us = gate_up.time_us + down.time_us
-        if best is None or time_us < best[0]:
-            best = time_us, Step(num_tokens, block_m, gate_up.tile, down.tile)
-    if best is None:
+    found: list[tuple[float, Step]] = []
+    for group, first in zip(groups, steps, strict=True):
+        if group.block_m != 1:  # once: what is timed then reads the same list of blocks
+            launcher.route(sets[0].router_logits, group.block_m)
+        gate_up = _best(bench, sets, _gate_up_calls(launcher, group, first))
+        down = _best(bench, sets, _down_calls(launcher, group, first, out))
+        if gate_up is not None and down is not None:
+            step = group.step(gate_up.tile, down.tile, num_tokens)
+            found.append((gate_up.time_us + down.time_us, step))
+    if not found:
         raise CapacityError(f"no tile for {num_tokens} tokens of {shape} fits this GPU")
-    logger.info("%d tokens: %.1f us in both products with %s", num_tokens, *best)
-    return best[1]
+    time_us, best = min(found, key=lambda each: each[0])
+    logger.info("%d tokens: %.1f us in both products with %s", num_tokens, time_us, best)
+    return best
 
 
-def _gate_up_calls(launcher: Launcher, group: list[Step], max_blocks: int) -> Calls:
+def _gate_up_calls(launcher: Launcher, group: Group, first: Step) -> Calls:
     def call(step: Step, inputs: LayerInputs) -> None:
         if step.block_m == 1:
             launcher.single_gate_up(inputs, step.gate_up)
         else:
-            launcher.gate_up(inputs, step, max_blocks)
+            launcher.gate_up(inputs, step)
 
-    return {step.gate_up: partial(call, step) for step in group}
+    return {tile: partial(call, replace(first, gate_up=tile)) for tile in group.gate_ups}
 
 
-def _down_calls(launcher: Launcher, group: list[Step], max_blocks: int, out: torch.Tensor) -> Calls:
+def _down_calls(launcher: Launcher, group: Group, first: Step, out: torch.Tensor) -> Calls:
     def call(step: Step, inputs: LayerInputs) -> None:
         if step.block_m == 1:
             launcher.single_down(inputs, step.down, out)
         else:
-            launcher.down(inputs, step, max_blocks)
+            launcher.down(inputs, step)
 
-    return {step.down: partial(call, step) for step in group}
+    return {tile: partial(call, replace(first, down=tile)) for tile in group.downs}
 
 
 def _best(bench: LayerBench, sets: list[LayerInputs], calls: Calls) -> Timed | None:
     """Compile all tiles side by side, time those that work, return the quickest."""
-    with ThreadPoolExecutor(_COMPILERS) as pool:
+    with ThreadPoolExecutor(
+        _COMPILERS, initializer=_enter_device, initargs=(bench.device,)
+    ) as pool:
         works = list(pool.map(lambda call: _can_run(call, sets[0]), calls.values()))
     torch.cuda.synchronize()
     times = [
@@ -210,6 +222,11 @@ def _best(bench: LayerBench, sets: list[LayerInputs], calls: Calls) -> Timed | N
     for each in sorted(times, key=lambda timed: timed.time_us):
         logger.debug("%.1f us with %s", each.time_us, each.tile)
     return min(times, key=lambda timed: timed.time_us, default=None)
+
+
+def _enter_device(device: torch.device) -> None:
+    """Give a thread the device's context, which describing a tensor needs before any launch."""
+    torch.zeros(1, device=device)
 
 
 def _can_run(call: Callable[[LayerInputs], object], inputs: LayerInputs) -> bool:

@@ -25,13 +25,21 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 
 @pytest.fixture
+def ends(context: zmq.Context[Any], path: Path) -> Iterator[tuple[PullQueue, PushQueue]]:
+    inbox, outbox = PullQueue(context, path, CODEC), PushQueue(context, path, CODEC)
+    yield inbox, outbox
+    inbox.close()
+    outbox.close()
+
+
+@pytest.fixture
 def path() -> Iterator[Path]:
     with SocketFolder() as folder:
         yield folder.path / "inbox"
 
 
-def test_messages_arrive_in_order(context: zmq.Context[Any], path: Path) -> None:
-    inbox, outbox = PullQueue(context, path, CODEC), PushQueue(context, path, CODEC)
+def test_messages_arrive_in_order(ends: tuple[PullQueue, PushQueue]) -> None:
+    inbox, outbox = ends
     for number in range(100):
         outbox.send([AbortMsg(2 * number), AbortMsg(2 * number + 1)])
     got: list[Any] = []  # messages
@@ -40,12 +48,12 @@ def test_messages_arrive_in_order(context: zmq.Context[Any], path: Path) -> None
     assert [message.uid for message in got] == list(range(200))
 
 
-def test_receiving_does_not_wait_unless_told(context: zmq.Context[Any], path: Path) -> None:
-    assert PullQueue(context, path, CODEC).receive(block=False) == []
+def test_receiving_does_not_wait_unless_told(ends: tuple[PullQueue, PushQueue]) -> None:
+    assert ends[0].receive(block=False) == []
 
 
-def test_blocking_ends_when_something_comes(context: zmq.Context[Any], path: Path) -> None:
-    inbox, outbox = PullQueue(context, path, CODEC), PushQueue(context, path, CODEC)
+def test_blocking_ends_when_something_comes(ends: tuple[PullQueue, PushQueue]) -> None:
+    inbox, outbox = ends
     timer = threading.Timer(0.1, outbox.send, [[ExitMsg()]])
     timer.start()
     assert inbox.receive(block=True) == [ExitMsg()]
@@ -61,15 +69,20 @@ def test_a_sender_may_come_first_and_never_waits(context: zmq.Context[Any], path
     while len(got) < 5000:
         got += inbox.receive(block=True)
     assert got[-1] == AbortMsg(4999)
+    inbox.close()
+    outbox.close()
 
 
 def test_a_malformed_frame_is_reported_and_harms_nobody(
-    context: zmq.Context[Any], path: Path, caplog: pytest.LogCaptureFixture
+    ends: tuple[PullQueue, PushQueue],
+    context: zmq.Context[Any],
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    inbox, outbox = PullQueue(context, path, CODEC), PushQueue(context, path, CODEC)
-    intruder = context.socket(zmq.PUSH)
-    intruder.connect(f"ipc://{path}")
-    intruder.send(b"\x80\x04garbage")
+    inbox, outbox = ends
+    with context.socket(zmq.PUSH) as intruder:
+        intruder.connect(f"ipc://{path}")
+        intruder.send(b"\x80\x04garbage")
     with caplog.at_level(logging.ERROR):
         assert inbox.receive(block=True) == []
     assert "a frame was dropped" in caplog.text

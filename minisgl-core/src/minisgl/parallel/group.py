@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 from minisgl.distributed.torch_comm import call_off_meeting
@@ -34,8 +35,16 @@ class RankGroup(Ranks):
     or dies ends the group: what is left of it would compute nonsense.
     """
 
-    def __init__(self, request: RankRequest) -> None:
+    def __init__(
+        self,
+        request: RankRequest,
+        start_followers: Callable[[FollowerPlan], Followers] = Followers,
+    ) -> None:
         """Start the other ranks and build this one.
+
+        Args:
+            request: What to build.
+            start_followers: Starts them.
 
         Raises:
             MinisglError: The error of the rank that failed.
@@ -50,7 +59,7 @@ class RankGroup(Ranks):
             driver.fail(error)
             call_off_meeting(endpoints.rendezvous, str(error))
 
-        followers = Followers(FollowerPlan(settings, endpoints, on_failure))
+        followers = start_followers(FollowerPlan(settings, endpoints, on_failure))
         self._finalizer = weakref.finalize(self, _end, os.getpid(), driver, followers, folder)
         self._driver, self._followers = driver, followers
         self.lock = DriverLock(driver)
