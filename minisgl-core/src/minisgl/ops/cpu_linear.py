@@ -30,6 +30,8 @@ often shared with the embedding, so that another form would not replace it but s
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -182,10 +184,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedForm:
         return UnpackedLinear(weight, bias)
     if weight.numel() <= MAX_TRANSPOSED_SIZE:
         return TransposedLinear(weight, bias)
-    if torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear"):
-        packed = MklLinear(weight, bias)
-        if _agrees(packed, weight, bias):
-            return packed
+    if _can_pack(*weight.shape):
+        return MklLinear(weight, bias)
     return UnpackedLinear(weight, bias)
 
 
@@ -202,11 +202,19 @@ def _is_replaceable(weight: Tensor) -> bool:
     )
 
 
-def _agrees(packed: MklLinear, weight: Tensor, bias: Tensor | None) -> bool:
-    """Try row counts on both sides of the packing one, as MKL does not promise that they work."""
-    x = torch.linspace(-1, 1, (_PACK_ROWS + 1) * weight.shape[1]).view(-1, weight.shape[1])
+@lru_cache(maxsize=64)
+def _can_pack(num_outputs: int, num_inputs: int) -> bool:
+    """Try MKL's form once per shape, for row counts on both sides of the packing one.
+
+    The op is undocumented, and MKL does not promise that a layout serves other row counts.
+    """
+    if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
+        return False
+    weight = torch.linspace(-1, 1, num_outputs * num_inputs).view(num_outputs, num_inputs)
+    x = torch.linspace(1, -2, (_PACK_ROWS + 1) * num_inputs).view(-1, num_inputs)
+    packed = MklLinear(weight, None)
     for num_rows in (1, _PACK_ROWS + 1):
-        expected = F.linear(x[:num_rows], weight, bias)
+        expected = F.linear(x[:num_rows], weight)
         scale = float(expected.abs().max())
         if not torch.allclose(packed(x[:num_rows]), expected, rtol=1e-4, atol=1e-4 * scale):
             return False
