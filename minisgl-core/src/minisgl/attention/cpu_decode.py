@@ -12,6 +12,7 @@ A step is bound by reading the keys and by the number of calls. So
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +62,22 @@ class SharedPrefix:
     span: KeySpan
 
 
+class GatherViews(NamedTuple):
+    """Where the keys and values of a group are gathered, and how attention sees them.
+
+    Attributes:
+        k_out: ``[num_rows * num_keys, num_kv_heads, head_dim]``.
+        v_out: The same shape.
+        k: The same memory, ``[num_rows, num_kv_heads, num_keys, head_dim]``.
+        v: The same shape.
+    """
+
+    k_out: Tensor
+    v_out: Tensor
+    k: Tensor
+    v: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class CpuDecodePlan:
     """What every layer of one decode step shares.
@@ -71,6 +88,7 @@ class CpuDecodePlan:
         order: ``[num_reqs]`` int64, the request of each row; ``None`` when it is the row number.
         inverse: The inverse permutation of ``order``.
         scratch: Where gathered keys and values go.
+        views: Parts of the scratch by the first row of a group; made by the first layer.
     """
 
     groups: tuple[DecodeGroup, ...]
@@ -78,6 +96,7 @@ class CpuDecodePlan:
     order: Tensor | None = None
     inverse: Tensor | None = None
     scratch: Scratch = field(default_factory=Scratch)
+    views: dict[int, GatherViews] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +156,13 @@ def run_cpu_decode(
     else:
         outs = []
         for group in plan.groups:
-            k, v = _read(group, k_pool, v_pool, plan.scratch)
+            k, v = _read(plan, group, k_pool, v_pool)
             part = rows if len(plan.groups) == 1 else rows[group.start : group.end]
             attended = F.scaled_dot_product_attention(
                 part, k, v, attn_mask=group.bias, scale=sm_scale
             )
             outs.append(attended)
-        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        out = _joined(outs)
     if plan.inverse is not None:
         out = out.index_select(0, plan.inverse)
     return out.reshape(q.shape)
@@ -160,13 +179,13 @@ def _attend_merged(
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     outs, sums = [], []
     for group in plan.groups:
-        k, v = _read(group, k_pool, v_pool, plan.scratch)
+        k, v = _read(plan, group, k_pool, v_pool)
         part = rows[group.start : group.end]
         attended, log_sum = attend(part, k, v, attn_mask=group.bias, scale=sm_scale)
         outs.append(attended)
         sums.append(log_sum)
-    out, log_sums = torch.cat(outs), torch.cat(sums)
-    num_kv_heads, group_size, head_dim = rows.shape[1:]
+    out, log_sums = _joined(outs), _joined(sums)
+    num_reqs, num_kv_heads, group_size, head_dim = rows.shape
     for prefix in plan.prefixes:
         here = slice(prefix.start, prefix.end)
         k = prefix.span.read("k", k_pool, plan.scratch)
@@ -175,22 +194,47 @@ def _attend_merged(
         attended, log_sum = attend(queries, k, v, scale=sm_scale)
         attended = attended.view(num_kv_heads, -1, group_size, head_dim).transpose(0, 1)
         log_sum = log_sum.view(num_kv_heads, -1, group_size).transpose(0, 1)
-        weight = torch.sigmoid(log_sum - log_sums[here]).unsqueeze(-1).to(out.dtype)
-        out[here] = torch.lerp(out[here], attended, weight)
+        weight = (log_sum - log_sums[here]).sigmoid_().unsqueeze(-1).to(out.dtype)
+        merged = torch.lerp(out[here], attended, weight)
+        if prefix.end - prefix.start == num_reqs:
+            return merged
+        out[here] = merged
     return out
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Return the parts as one tensor."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _read(
-    group: DecodeGroup, k_pool: Tensor, v_pool: Tensor, scratch: Scratch
+    plan: CpuDecodePlan, group: DecodeGroup, k_pool: Tensor, v_pool: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of a group, ``[num_rows, num_kv_heads, num_keys, head_dim]``."""
     if group.span is not None:
-        return group.span.read("k", k_pool, scratch), group.span.read("v", v_pool, scratch)
+        k = group.span.read("k", k_pool, plan.scratch)
+        return k, group.span.read("v", v_pool, plan.scratch)
     assert group.slots is not None, "a group has either a span or slots"
-    shape = (group.end - group.start, -1, k_pool.shape[2], k_pool.shape[3])
-    k = scratch.gather("k", k_pool.flatten(0, 1), group.slots).view(shape)
-    v = scratch.gather("v", v_pool.flatten(0, 1), group.slots).view(shape)
-    return k.transpose(1, 2), v.transpose(1, 2)
+    k_pool, v_pool = k_pool.flatten(0, 1), v_pool.flatten(0, 1)
+    views = plan.views.get(group.start)
+    if views is None:
+        views = plan.views[group.start] = _make_views(plan.scratch, group, k_pool, v_pool)
+    torch.index_select(k_pool, 0, group.slots, out=views.k_out)
+    torch.index_select(v_pool, 0, group.slots, out=views.v_out)
+    return views.k, views.v
+
+
+def _make_views(
+    scratch: Scratch, group: DecodeGroup, k_pool: Tensor, v_pool: Tensor
+) -> GatherViews:
+    """Take room for a group, whose slots are those of ``[num_slots, num_kv_heads, head_dim]``."""
+    assert group.slots is not None, "only gathered groups need room"
+    num_rows, num_slots = group.end - group.start, len(group.slots)
+    k_out, v_out = scratch.room("k", k_pool, num_slots), scratch.room("v", v_pool, num_slots)
+    shape = (num_rows, num_slots // num_rows, *k_pool.shape[1:])
+    return GatherViews(
+        k_out, v_out, k_out.view(shape).transpose(1, 2), v_out.view(shape).transpose(1, 2)
+    )
 
 
 def _group(rows: _Rows, order: IntArray) -> tuple[DecodeGroup, ...]:

@@ -28,12 +28,15 @@ class Scratch:
 
     def gather(self, name: Literal["k", "v"], pool: Tensor, index: Tensor) -> Tensor:
         """Return ``pool[index]``, valid until the next call with this name."""
-        size = index.shape[0] * pool[0].numel()
+        return torch.index_select(pool, 0, index, out=self.room(name, pool, index.shape[0]))
+
+    def room(self, name: Literal["k", "v"], pool: Tensor, num_rows: int) -> Tensor:
+        """Return room for ``num_rows`` rows of ``pool``, shared with all other calls of a name."""
+        size = num_rows * pool[0].numel()
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
             buffer = self._buffers[name] = pool.new_empty(size)
-        out = buffer[:size].view(index.shape[0], *pool.shape[1:])
-        return torch.index_select(pool, 0, index, out=out)
+        return buffer[:size].view(num_rows, *pool.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
