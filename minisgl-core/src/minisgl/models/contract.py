@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl.device import empty_parameter
 from minisgl.layers.base import BaseOP
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class ModelBuild:
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Allocate a parameter, uninitialised."""
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return empty_parameter(shape, self.dtype, self.device)
 
 
 class Model(BaseOP):
