@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
 import torch
+
+from minisgl.device import map_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,7 @@ class KVPool:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros; on a CPU ones that take memory only once they are written.
-
-    The system hands out zeroed pages on first touch, while ``torch.zeros`` writes them all: a
-    gigabyte of pool would cost its time and memory even when a few requests use a few pages.
-    """
+    """Return zeros; on a CPU ones that take memory only once they are written."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    raw = torch.from_numpy(np.zeros(prod(size) * dtype.itemsize, dtype=np.uint8))
-    return raw.view(dtype).view(size)
+    return map_zeros(prod(size) * dtype.itemsize).view(dtype).view(size)
