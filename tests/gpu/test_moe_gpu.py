@@ -54,13 +54,16 @@ def test_any_number_of_tokens_on_the_gpu(dtype: torch.dtype) -> None:
         check(layer, num_tokens)
 
 
-@pytest.mark.parametrize("block_m", [16, 64, 128])
+@pytest.mark.parametrize("block_m", [32, 128])
+@pytest.mark.parametrize("has_halves", [True, False])
 @pytest.mark.parametrize("has_tma", [True, False])
-def test_both_ways_to_load_on_the_gpu(tmp_path: Path, block_m: int, has_tma: bool) -> None:
+def test_ways_to_load_on_the_gpu(
+    tmp_path: Path, block_m: int, has_tma: bool, has_halves: bool
+) -> None:
     tile = TileShape(block_n=64, block_k=64, num_stages=3, group_m=2, has_tma=has_tma)
     # 200 and 328 are no multiples of the tiles: the descriptors' edges are used.
     for sizes in (WIDE, Sizes(8, 3, 328, 200, dtype=torch.bfloat16)):
-        backend = tiled_backend(tmp_path, sizes, Step(1 << 30, block_m, tile, tile))
+        backend = tiled_backend(tmp_path, sizes, Step(1 << 30, block_m, tile, tile, has_halves))
         check(Layer(sizes, backend), 300)
 
 
