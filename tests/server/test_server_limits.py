@@ -84,7 +84,7 @@ def test_every_route_but_health_needs_a_key(guest: httpx.Client) -> None:
     "value", ["", "Bearer", "Bearer secret-3", "Basic secret-2", KEY, "Bearer \xe9"]
 )
 def test_a_wrong_key_is_refused(guest: httpx.Client, value: str) -> None:
-    response = guest.get("/v1/models", headers={"Authorization": value.encode("latin-1")})
+    response = guest.get("/v1/models", headers={b"Authorization": value.encode("latin-1")})
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "invalid_api_key"
 

@@ -16,6 +16,7 @@ from minisgl.plugin.hooks import server_routes
 from minisgl.workers.contract import Endpoints, LogOptions
 from minisgl.workers.logs import configure_logging
 from minisgl_server.api.app import create_app
+from minisgl_server.chat import command as chat
 from minisgl_server.engine_client import EngineClient, EngineFacts
 from minisgl_server.http_server import HttpServer
 from minisgl_server.interrupts import EXIT_INTERRUPTED, Interrupts
@@ -43,6 +44,8 @@ def run(context: CommandContext) -> int:
         SettingsError: A setting cannot be met.
         WorkerError: A worker could not start; the message is its own error.
     """
+    if context.arguments.shell:
+        return chat.run(context)
     settings = context.filled_settings
     own = settings.section(ServerSettings)
     log = LogOptions(own.log_level.upper(), own.log_format)

@@ -1,0 +1,182 @@
+"""A conversation and what can be done with it, apart from any terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from minisgl.errors import MinisglError, RequestError
+from minisgl.sampling_params import SamplingParams
+
+Message = dict[str, str]
+
+HELP = """\
+/reset         forget the conversation
+/system TEXT   set the system message (alone: remove it) and begin anew
+/undo          take back the last question and its answer
+/save FILE     write the conversation as JSON
+/load FILE     go on with one that was saved
+/help          this list
+/exit          leave; so does Ctrl-D
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
+
+
+class Answerer(Protocol):
+    """Whatever answers conversations."""
+
+    def __call__(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams
+    ) -> Iterator[str]:
+        """Yield the answer piece by piece.
+
+        Raises:
+            RequestError: The conversation cannot be answered, such as for its length.
+        """
+
+
+@dataclass(slots=True)
+class ChatSession:
+    """One conversation; changed by its own methods.
+
+    Attributes:
+        answer: Answers.
+        params: How to sample.
+        system: System message, or empty.
+        messages: Questions and answers so far, without the system message.
+    """
+
+    answer: Answerer
+    params: SamplingParams
+    system: str = ""
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> list[Message]:
+        """The conversation with its system message."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages]
+
+    def ask(self, text: str, show: Callable[[str], None]) -> None:
+        """Ask, and show the answer piece by piece.
+
+        An answer that was stopped by Ctrl-C stays as far as it came; a question that cannot be
+        answered is not kept.
+
+        Raises:
+            RequestError: The question cannot be answered.
+        """
+        self.messages.append({"role": "user", "content": text})
+        pieces: list[str] = []
+        try:
+            for piece in self.answer(self.prompt, self.params):
+                pieces.append(piece)
+                show(piece)
+        except KeyboardInterrupt:
+            show(" [stopped]")
+        except BaseException:
+            self.messages.pop()
+            raise
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    def command(self, line: str) -> str:
+        """Carry out a line that begins with a slash, and say what was done.
+
+        Raises:
+            EOFError: It was ``/exit``.
+            RequestError: There is no such command, or it cannot be carried out.
+        """
+        name, _, argument = line.strip().partition(" ")
+        argument = argument.strip()
+        match name:
+            case "/exit" | "/quit":
+                raise EOFError
+            case "/help":
+                return HELP
+            case "/reset":
+                self.messages.clear()
+                return "forgotten"
+            case "/system":
+                self.system = argument
+                self.messages.clear()
+                return "system message set" if argument else "no system message"
+            case "/undo":
+                del self.messages[-2:]
+                return f"{len(self.messages) // 2} questions left"
+            case "/save":
+                return self._save(_path(name, argument))
+            case "/load":
+                return self._load(_path(name, argument))
+        raise RequestError(f"{name}: no such command; /help lists them")
+
+    def _save(self, path: Path) -> str:
+        content = {"messages": self.prompt}
+        try:
+            path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", "utf-8")
+        except OSError as error:
+            raise RequestError(f"/save {path}: {error.strerror}") from error
+        return f"saved {len(self.messages)} messages to {path}"
+
+    def _load(self, path: Path) -> str:
+        try:
+            messages = json.loads(path.read_text("utf-8"))["messages"]
+            loaded = [{"role": m["role"], "content": m["content"]} for m in messages]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequestError(f"/load {path}: cannot be read: {error!r}") from error
+        self.system = ""
+        if loaded and loaded[0]["role"] == "system":
+            self.system = loaded.pop(0)["content"]
+        self.messages = loaded
+        return f"{len(loaded)} messages"
+
+
+def _path(name: str, argument: str) -> Path:
+    if not argument:
+        raise RequestError(f"{name}: needs the name of a file")
+    return Path(argument).expanduser()
+
+
+def talk(
+    session: ChatSession,
+    read: Callable[[], str],
+    show: Callable[[str], None],
+    tell: Callable[[str], None],
+) -> None:
+    """Go on until the input ends.
+
+    Args:
+        session: The conversation.
+        read: Returns the next input; raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C.
+        show: Takes pieces of answers.
+        tell: Takes lines about them.
+    """
+    while True:
+        try:
+            text = _joined(read)
+            if not text.strip():
+                continue
+            if text.startswith("/"):
+                tell(session.command(text))
+            else:
+                session.ask(text, show)
+                show("\n")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            tell("(Ctrl-D or /exit leaves)")
+        except MinisglError as error:
+            tell(str(error))
+
+
+def _joined(read: Callable[[], str]) -> str:
+    """Read one input, which goes on while its lines end in a backslash."""
+    lines = [read()]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        try:
+            lines.append(read())
+        except EOFError:
+            break
+    return "\n".join(lines)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from minisgl.errors import RequestError
+from minisgl.sampling_params import SamplingParams
+from minisgl_server.chat.session import ChatSession, talk
+
+
+class Echo:
+    """Answers with the last message, word by word; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[Mapping[str, str]]] = []
+
+    def __call__(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams
+    ) -> Iterator[str]:
+        self.asked.append(list(messages))
+        for word in messages[-1]["content"].split():
+            if word == "stop":
+                raise KeyboardInterrupt
+            if word == "fail":
+                raise RequestError("prompt: too long")
+            yield word
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def session(echo: Echo) -> ChatSession:
+    return ChatSession(echo, SamplingParams())
+
+
+def say(session: ChatSession, *lines: str) -> tuple[str, list[str]]:
+    """What is shown and told for some lines of input."""
+    shown: list[str] = []
+    told: list[str] = []
+    inputs = iter(lines)
+
+    def read() -> str:
+        try:
+            return next(inputs)
+        except StopIteration:
+            raise EOFError from None
+
+    talk(session, read, shown.append, told.append)
+    return "".join(shown), told
+
+
+def test_the_conversation_is_remembered(session: ChatSession, echo: Echo) -> None:
+    assert say(session, "one two", "three") == ("onetwo\nthree\n", [])
+    assert [m["content"] for m in echo.asked[1]] == ["one two", "onetwo", "three"]
+
+
+def test_resetting_and_a_system_message_begin_anew(session: ChatSession, echo: Echo) -> None:
+    say(session, "one", "/reset", "two", "/system be brief", "three")
+    assert [m["content"] for m in echo.asked[1]] == ["two"]
+    assert [m["role"] for m in echo.asked[2]] == ["system", "user"]
+
+
+def test_a_backslash_goes_on_in_the_next_line(session: ChatSession, echo: Echo) -> None:
+    say(session, "one\\", "two\\")
+    assert echo.asked[0][0]["content"] == "one\ntwo\n"[:-1] or "one\ntwo"
+
+
+def test_a_stopped_answer_is_kept_and_a_failed_question_is_not(session: ChatSession) -> None:
+    shown, told = say(session, "a stop b", "c fail")
+    assert shown == "a [stopped]\nc"
+    assert told == ["prompt: too long"]
+    assert [m["content"] for m in session.messages] == ["a stop b", "a"]
+
+
+def test_a_saved_conversation_can_be_loaded(session: ChatSession, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    say(session, "/system be brief", "héllo", f"/save {path}")
+    other = ChatSession(Echo(), SamplingParams())
+    _, told = say(other, f"/load {path}", "/undo", f"/load {path}")
+    assert told == ["2 messages", "0 questions left", "2 messages"]
+    assert (other.system, other.messages) == (session.system, session.messages)
+
+
+@pytest.mark.parametrize("line", ["/nothing", "/save", "/save /nowhere/x", "/load /nowhere"])
+def test_a_command_that_cannot_be_is_told(session: ChatSession, line: str) -> None:
+    shown, (told,) = say(session, line)
+    assert shown == ""
+    assert told.startswith(line.split()[0])
+
+
+def test_leaving_ends_the_conversation(session: ChatSession) -> None:
+    assert say(session, "/exit", "not read") == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("command", "text"), [("chat", "hi\n"), ("chat", ""), ("serve --shell", "hi")]
+)
+def test_it_works_through_a_pipe(tiny_model: Path, command: str, text: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "minisgl", *command.split(), str(tiny_model), "--max-tokens=4"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert bool(run.stdout.strip()) is bool(text)
+    assert "Traceback" not in run.stderr
