@@ -60,7 +60,7 @@ def fixed(num_reqs: int, num_in: int, num_out: int, runs: int) -> Row:
     """Make a row of equal requests: the median of several runs."""
 
     def row(llm: LLM) -> dict[str, float]:
-        rng = random.Random(1)
+        rng = random.Random(f"{num_reqs} {num_in} {num_out}")  # rows must not share prefixes
         params = [SamplingParams(max_tokens=num_out, ignore_eos=True)] * num_reqs
         times = [
             timed(llm, [prompt(rng, num_in) for _ in range(num_reqs)], params)

@@ -27,6 +27,7 @@ _QWEN3: dict[str, Any] = {  # config.json is free-form
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
+    "transformers_version": "5.0.0",
     "vocab_size": 151936,
 }
 
