@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from minisgl import LLM, SamplingParams
 from minisgl.completion import Completion
 from minisgl.config.sections import SchedulerSettings
+from minisgl.parallel.ranks import LocalRank
 from minisgl.scheduler.build import scheduler_config
 from minisgl.scheduler.config import SchedulerConfig
 from tests.tiny_models import TinyModel, save_tiny_model
@@ -25,6 +26,12 @@ class CheckedLLM(LLM):
     def _step(self) -> None:
         super()._step()
         self.check_integrity()
+
+
+def rank_of(llm: LLM) -> LocalRank:
+    """Return the inside of an LLM that runs in this process alone."""
+    assert isinstance(llm._ranks, LocalRank)
+    return llm._ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from minisgl.cli.main import main
 from tests.e2e.offline_harness import Tiny
 from tests.tiny_models import TinyModel
 
-Result = subprocess.CompletedProcess[str]
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +32,33 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny.save(tmp_path_factory.mktemp("cli_model"), TinyModel("llama", vocab_size=320))
 
 
-def minisgl(*arguments: str, stdin: str = "", **env: str) -> Result:
-    """Run the command; whatever happens, nobody should see a traceback."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MINISGL_")}
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MINISGL_")]:
+        monkeypatch.delenv(name)
+
+
+def minisgl(*arguments: str, stdin: str = "") -> Result:
+    """Run the command in this process, which spares the import of torch."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.stdin", io.StringIO(stdin))
+        code = main(arguments)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def minisgl_process(*arguments: str, stdin: str = "") -> Result:
+    """Run the command as a shell does; whatever happens, nobody should see a traceback."""
     result = subprocess.run(
         [sys.executable, "-m", "minisgl", *arguments],
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
-        env=kept | {"OMP_NUM_THREADS": "1"} | env,
+        timeout=300,
         check=False,
     )
     assert "Traceback" not in result.stderr
-    return result
+    return Result(result.returncode, result.stdout, result.stderr)
 
 
 def test_text_goes_to_stdout_and_timing_to_stderr(tiny: Tiny) -> None:
@@ -42,7 +66,9 @@ def test_text_goes_to_stdout_and_timing_to_stderr(tiny: Tiny) -> None:
     streamed = minisgl("generate", "--model", str(tiny.folder), "The capital", *flags)
     assert streamed.returncode == 0
     assert streamed.stderr.startswith("8 tokens in ")
-    piped = minisgl("generate", str(tiny.folder), "--no-stream", *flags, stdin="The capital")
+    piped = minisgl_process(
+        "generate", str(tiny.folder), "--no-stream", *flags, stdin="The capital"
+    )
     assert (piped.returncode, piped.stdout) == (0, streamed.stdout)
 
 
@@ -95,7 +121,7 @@ def complaint(*arguments: str, code: int) -> str:
         (("--max-tokens", "0"), ("max_tokens 0: must be an integer from 1",)),
         (("--max-tokens", "-3"), ("max_tokens -3: must be an integer from 1",)),
         (("--max-tokens", "many"), ("--max-tokens", "many")),
-        (("--tp", "2"), ("tp 2: the offline LLM runs on one rank",)),
+        (("--tp", "0"), ("--tp 0: must be an integer from 1",)),
         (("--device", "cuda:99"), ("--device cuda:99: ",)),
         (("--seed", "x"), ("--seed", "'x'")),
     ],
@@ -125,13 +151,25 @@ def test_an_unknown_backend_lists_what_is_installed(
     assert [part for part in parts if part not in line] == []
 
 
-def test_a_known_backend_that_is_not_installed_says_what_to_install(tiny: Tiny) -> None:
-    result = minisgl(
-        *("generate", "--model", str(tiny.folder), "hello", "--attn", "fi"),
-        MINISGL_PLUGINS="minisgl-core",
-    )
-    assert result.returncode == 1
-    assert "minisgl-attn-flashinfer" in result.stderr
+def test_a_known_backend_that_is_not_installed_says_what_to_install(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISGL_PLUGINS", "minisgl-core")
+    line = complaint("generate", "--model", str(tiny.folder), "hello", "--attn", "fi", code=1)
+    assert "minisgl-attn-flashinfer" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [(("--page-sise", "4"), 2), (("--attn", "zz"), 1), (("--top-p", "2"), 2), (("--tp", "0"), 2)],
+)
+def test_a_process_ends_with_the_same_words_and_code(
+    tiny: Tiny, flags: tuple[str, ...], code: int
+) -> None:
+    command = ("generate", "--model", str(tiny.folder), "hello", *flags)
+    assert minisgl_process(*command) == minisgl(*command)
+    assert minisgl(*command).returncode == code
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

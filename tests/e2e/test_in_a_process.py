@@ -22,6 +22,7 @@ from tests.e2e.offline_harness import (
     greedy_params,
     ids_of,
     random_prompts,
+    rank_of,
 )
 from tests.tiny_models import TinyModel
 
@@ -90,7 +91,7 @@ def test_two_llms_live_side_by_side(tiny: Tiny, other_tiny: Tiny) -> None:
         found: list[list[int]] = [[], []]
         for _ in range(NUM_TOKENS + 1):
             for ids, chunks in zip(found, streams, strict=True):
-                ids += next(chunks)["token_ids"]
+                ids += next(chunks, {"token_ids": []})["token_ids"]
         assert found[0] == tiny.greedy(PROMPTS[1:2], NUM_TOKENS)[0]
         assert found[1] == other_tiny.greedy(PROMPTS[1:2], NUM_TOKENS)[0]
         first.shutdown()
@@ -127,7 +128,11 @@ def test_a_deleted_llm_gives_its_memory_back(tiny: Tiny, is_shut_down: bool) -> 
     llm = tiny.open(cuda_graph_max_bs=2)
     llm.generate(PROMPTS, SAMPLED)
     list(llm.stream(PROMPTS[0], greedy_params(3)))
-    held = [weakref.ref(llm), weakref.ref(llm._engine), weakref.ref(llm._engine._ctx.kv_pool)]
+    held = [
+        weakref.ref(llm),
+        weakref.ref(rank_of(llm)._engine),
+        weakref.ref(rank_of(llm)._engine._ctx.kv_pool),
+    ]
     if is_shut_down:
         llm.shutdown()
     del llm

@@ -20,6 +20,7 @@ from tests.e2e.offline_harness import (
     greedy_params,
     ids_of,
     random_prompts,
+    rank_of,
 )
 from tests.tiny_models import TinyModel
 
@@ -157,7 +158,7 @@ def test_a_second_interrupt_while_the_first_is_dealt_with_is_harmless(
     tiny: Tiny, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(tiny) as llm:
-        monkeypatch.setattr(llm._scheduler, "step", _interrupt)
+        monkeypatch.setattr(rank_of(llm)._scheduler, "step", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS)
         monkeypatch.undo()
@@ -215,13 +216,13 @@ def test_a_stream_that_is_collected_within_a_step_is_ended_after_it(
 ) -> None:
     with open_llm(tiny) as llm:
         Cycle(llm.stream(PROMPTS[0], greedy_params(50)))
-        real_forward = llm._engine.forward_batch
+        real_forward = rank_of(llm)._engine.forward_batch
 
         def forward(batch: Any) -> Any:  # Any: handed on
             gc.collect()
             return real_forward(batch)
 
-        monkeypatch.setattr(llm._engine, "forward_batch", forward)
+        monkeypatch.setattr(rank_of(llm)._engine, "forward_batch", forward)
         assert_usable(llm, expected)
 
 
@@ -229,13 +230,13 @@ def test_the_books_may_be_read_within_a_step(
     tiny: Tiny, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(tiny) as llm:
-        real_forward, running = llm._engine.forward_batch, []
+        real_forward, running = rank_of(llm)._engine.forward_batch, []
 
         def forward(batch: Any) -> Any:  # Any: handed on
             running.append(llm.stats().num_running)
             return real_forward(batch)
 
-        monkeypatch.setattr(llm._engine, "forward_batch", forward)
+        monkeypatch.setattr(rank_of(llm)._engine, "forward_batch", forward)
         assert_usable(llm, expected)
         assert max(running) == 2
 
@@ -250,7 +251,7 @@ def test_a_step_that_fails_leaves_a_usable_object(
 ) -> None:
     caplog.set_level("CRITICAL")
     with open_llm(tiny) as llm:
-        real_forward, left = llm._engine.forward_batch, [num_failures]
+        real_forward, left = rank_of(llm)._engine.forward_batch, [num_failures]
 
         def forward(batch: Any) -> Any:  # Any: handed on
             left[0] -= 1
@@ -258,6 +259,6 @@ def test_a_step_that_fails_leaves_a_usable_object(
                 raise RuntimeError("out of luck")
             return real_forward(batch)
 
-        monkeypatch.setattr(llm._engine, "forward_batch", forward)
+        monkeypatch.setattr(rank_of(llm)._engine, "forward_batch", forward)
         llm.generate(PROMPTS, greedy_params(NUM_TOKENS))  # some of them may end with an error
         assert_usable(llm, expected)

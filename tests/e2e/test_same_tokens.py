@@ -17,6 +17,7 @@ from tests.e2e.offline_harness import (
     greedy_params,
     ids_of,
     random_prompts,
+    rank_of,
 )
 from tests.tiny_models import TinyModel
 
@@ -189,4 +190,4 @@ def test_requests_may_join_at_any_time(work: Work, is_overlap: bool, gap: int) -
 
 def test_a_graph_is_really_replayed(work: Work) -> None:
     with open_case(work, Case("radix", True, 64, 4, 12.0, "given", 4)) as llm:
-        assert llm._engine._graphs.sizes == (1, 2, 4)
+        assert rank_of(llm)._engine._graphs.sizes == (1, 2, 4)

@@ -55,9 +55,7 @@ class Group:
         while len(self.finished) < len(self.tokens) or self.ranks.has_work:
             self.step()
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[list[int]]:
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
         """Complete prompts, all at once."""
         first = len(self.tokens)
         for i, prompt in enumerate(prompts):

@@ -88,7 +88,7 @@ def serve_ranks(connection: Connection) -> None:
             return
         try:
             serve_rank(task, connection, context)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # it is sent to the test
             connection.send((type(error).__name__, str(error)))
             os._exit(1)
         connection.send("exited")

@@ -7,12 +7,13 @@ prompts and weights are fixed, so a case that passes once passes always on one k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from minisgl.sampling_params import SamplingParams
 from tests.tiny_models import ARCHITECTURES, TinyModel
@@ -30,7 +31,7 @@ CASES: dict[str, TinyModel] = {  # the vocabulary has 331 tokens: prime
     ),
     "vocabulary of three more": TinyModel("mistral", vocab_size=323, num_kv_heads=4),
 }
-QUICK = ("qwen2", "mixtral", "two kv heads and tied")
+QUICK = (("qwen2", 2), ("mixtral", 2), ("two kv heads and tied", 4))
 
 NUM_REQS = 14
 LONG = (1, 2, 3)
@@ -76,11 +77,14 @@ def run_workload(group: Group) -> None:
     group.run()
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize(
-    "case",
-    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-)
+def cases() -> Iterator[ParameterSet]:
+    for case in CASES:
+        for tp in (2, 4):
+            marks = () if (case, tp) in QUICK else pytest.mark.slow
+            yield pytest.param(case, tp, marks=marks)
+
+
+@pytest.mark.parametrize(("case", "tp"), cases())
 def test_ranks_generate_what_one_rank_does(
     case: str, tp: int, model_folder: ModelFolder, pool: RankPool
 ) -> None:

@@ -6,6 +6,8 @@ is always already over. The same engine code therefore runs on both.
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 import torch
 
 from minisgl.errors import SettingsError
+
+_MIN_MAPPED_BYTES = 1 << 20
 
 
 class Event:
@@ -84,6 +88,33 @@ def pick_device(name: str, rank: int = 0) -> torch.device:
 def empty_host(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Allocate ``[num_bytes]`` uint8 on the host, pinned where ``device`` copies from it."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def empty_parameter(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Allocate a parameter, uninitialised; on a CPU so that it gives all its memory back.
+
+    Packing replaces one large tensor after the other, and what is freed between others would stay
+    with the C library.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < _MIN_MAPPED_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return map_zeros(num_bytes).view(dtype).view(shape)
+
+
+def map_zeros(num_bytes: int) -> torch.Tensor:
+    """Map ``[num_bytes]`` zeroed uint8 on the host, at least one.
+
+    The memory is taken page by page once it is written, and goes back to the system with the
+    tensor. ``torch.zeros`` writes it all at once, and numpy asks for huge pages, so that to write
+    one byte takes two megabytes.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=private), dtype=torch.uint8)
 
 
 def free_memory_bytes(device: torch.device) -> int:

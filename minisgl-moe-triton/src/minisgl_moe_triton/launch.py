@@ -24,7 +24,7 @@ _ROUTE_ROWS = (4, 16, 64)
 _TILE_ELEMENTS = 8192
 """Largest tile of tokens by experts that one program holds in registers."""
 
-_SCAN_ELEMENTS = 16384
+_SCAN_ELEMENTS = 8192
 """Counts of programs by experts that are added up at a time."""
 
 
@@ -191,14 +191,18 @@ class Launcher:
         }
 
     def _options(self, num_warps: int) -> dict[str, Any]:  # Any: as above
-        options: dict[str, Any] = {"num_warps": num_warps, "has_overlap": self._has_overlap}
+        options: dict[str, Any] = {
+            "num_warps": num_warps,
+            "has_overlap": self._has_overlap,
+            "enable_fp_fusion": True,  # the default of old versions; new ones warn
+        }
         # Triton's name for programmatic dependent launch; the interpreter does not know it.
         return options | {"launch_pdl": True} if self._has_overlap else options
 
 
 def _warps_of(num_elements: int) -> int:
-    """Return the warps for a tile of tokens by experts: some 16 elements a thread."""
-    return max(4, min(16, num_elements // 512))
+    """Return the warps for a tile of tokens by experts: some 8 elements a thread."""
+    return max(4, min(16, num_elements // 256))
 
 
 def _describe(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:

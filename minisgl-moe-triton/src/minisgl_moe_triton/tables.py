@@ -57,7 +57,7 @@ def read_table(path: Path) -> TuningTable:
     try:
         text = path.read_text()
     except OSError as error:
-        raise SettingsError(f"tuning table {path}: {error.strerror}") from error
+        raise SettingsError(f"tuning table {path}: {str(error.strerror).lower()}") from error
     return _parse(text, str(path))
 
 

@@ -25,6 +25,7 @@ _torch: Any = dist
 
 _NEVER = timedelta(days=3650)  # an idle server says nothing for that long
 _POLL_S = 0.02
+_STORE_TIMEOUT = timedelta(seconds=2)
 _CALLED_OFF = "called off"
 
 # Most control messages fit into one frame of this size, so that they cost one collective.
@@ -140,9 +141,12 @@ def build_communicator(config: CommConfig) -> Communicator:
 
 
 def call_off_meeting(init_method: str, reason: str) -> None:
-    """Let every rank that waits at a ``file://`` rendezvous give up; for whoever started them."""
+    """Let ranks that wait at a ``file://`` rendezvous, or are yet to come, give up.
+
+    For whoever started them, when one of them will not come.
+    """
     path = Path(init_method.removeprefix("file://"))
-    if path.exists():  # else nobody waits there yet, or any more
+    if path.parent.exists():  # else all is over already
         _torch.FileStore(str(path), -1).set(_CALLED_OFF, reason)
 
 
@@ -153,20 +157,24 @@ def _meet(config: CommConfig) -> Any:  # Any: as above
         CommError: Some did not come in time, or the meeting was called off.
     """
     deadline = time.monotonic() + config.timeout_s
+    timeout = timedelta(seconds=config.timeout_s)
     with _as_comm_error():
         store, _, _ = next(
             _torch.rendezvous(
                 config.init_method,
                 config.rank,
                 config.size,
-                timeout=timedelta(seconds=config.timeout_s),
+                timeout=timeout,
             )
         )
+        # A file that has been removed would be waited for as long as for a rank.
+        store.set_timeout(min(timeout, _STORE_TIMEOUT))
         store.set(f"rank {config.rank}", "here")
         missing = list(range(config.size))
         while True:
             missing = [rank for rank in missing if not store.check([f"rank {rank}"])]
             if not missing:
+                store.set_timeout(timeout)
                 return store
             if store.check([_CALLED_OFF]):
                 raise CommError(f"the ranks do not meet: {store.get(_CALLED_OFF).decode()}")

@@ -70,6 +70,7 @@ class RankGroup(Ranks):
         except BaseException:
             self._finalizer()
             raise
+        folder.remove()  # they have met; so nothing is left behind, however this process ends
         self.limits = self._member.engine.limits
 
     @property

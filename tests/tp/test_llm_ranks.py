@@ -1,0 +1,215 @@
+"""The offline LLM over two ranks: real processes, and what becomes of them."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from minisgl import LLM, SamplingParams
+from minisgl.errors import ModelError, PluginError, WorkerError
+from tests.tiny_models import TinyModel
+from tests.tp.group_harness import settings_for
+
+ModelFolder = Callable[[str, TinyModel], Path]
+
+GREEDY = SamplingParams(max_tokens=10, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
+SETTINGS = {"num_page_override": 600, "page_size": 4, "max_running_req": 8, "dtype": "float32"}
+SCRIPT = """
+import multiprocessing, sys
+from minisgl import LLM, SamplingParams
+def main():
+    llm = LLM(sys.argv[1], tp=2, dtype="float32", num_page_override=600, page_size=4)
+    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    while True:
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=200, ignore_eos=True))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(model_folder: ModelFolder) -> Path:
+    spec = TinyModel("llama", num_heads=8, num_kv_heads=2, max_positions=2048)
+    return model_folder("long context", spec)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), tp=2, **SETTINGS) as llm:
+        yield llm
+
+
+def follower_pids() -> list[int]:
+    return [
+        process.pid
+        for process in multiprocessing.active_children()
+        if process.pid is not None and process.name.startswith("minisgl scheduler")
+    ]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; one that ended and was not waited for by its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, "a process has outlived its group"
+        time.sleep(0.02)
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_two_ranks_are_two_processes_that_say_what_one_does(llm: LLM, folder: Path) -> None:
+    assert len(follower_pids()) == 1
+    with LLM(str(folder), **SETTINGS) as one:
+        expected = one.generate(["The capital of", "def"], GREEDY)
+    assert llm.generate(["The capital of", "def"], GREEDY) == expected
+
+
+def test_a_stream_that_is_closed_gives_its_pages_back(llm: LLM) -> None:
+    stream = llm.stream([5, 6, 7], ENDLESS)
+    while not next(stream)["token_ids"]:
+        pass
+    stream.close()  # type: ignore[attr-defined]  # it is a generator
+    assert llm.stats().num_running == 0
+    llm.check_integrity()
+
+
+def test_an_interrupt_ends_its_call_and_nothing_else(llm: LLM) -> None:
+    expected = llm.generate("def", GREEDY)
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6, 7]] * 4, ENDLESS)
+    timer.join()
+    assert llm.stats().num_running == 0
+    assert llm.generate("def", GREEDY)[0]["text"] == expected[0]["text"]
+
+
+def test_ranks_that_wait_do_not_compute(llm: LLM) -> None:
+    (pid,) = follower_pids()
+    before = cpu_s(pid) + time.process_time()
+    time.sleep(1.0)
+    assert cpu_s(pid) + time.process_time() - before < 0.2
+
+
+def test_a_rank_that_cannot_start_is_heard_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, manager = settings_for(folder, tp=2, **SETTINGS)
+    before = set(threading.enumerate())
+    monkeypatch.setenv("MINISGL_PLUGINS", "no-such-thing")  # the other rank reads it at its start
+    with pytest.raises(PluginError, match="no-such-thing"):
+        LLM.from_settings(settings, manager)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive(), f"{thread.name} still waits for the others"
+
+
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_everything(tp: int, folder: Path) -> None:
+    before = set(follower_pids())
+    llm = LLM(str(folder), tp=tp, **SETTINGS)
+    pids = sorted(set(follower_pids()) - before)
+    assert len(pids) == tp - 1
+    killed_at = 0.0
+
+    def kill() -> None:
+        nonlocal killed_at
+        killed_at = time.monotonic()
+        os.kill(pids[-1], signal.SIGKILL)
+
+    timer = threading.Timer(0.3, kill)
+    stream = llm.stream([8, 9, 10], ENDLESS)
+    timer.start()
+    with pytest.raises(WorkerError, match=r"scheduler \d was killed by signal 9"):
+        llm.generate([[5, 6, 7]] * 4, ENDLESS)
+    assert time.monotonic() - killed_at < 5.0
+    assert_gone(pids, within_s=5.0 - (time.monotonic() - killed_at))
+    last = list(stream)[-1]
+    assert last["finish_reason"] == "error"
+    assert "was killed by signal 9" in (last["error"] or "")
+    with pytest.raises(WorkerError, match="killed by signal 9; make a new LLM"):
+        llm.generate([[5, 6, 7]], GREEDY)
+    llm.shutdown()
+
+
+@pytest.mark.slow
+def test_a_rank_killed_while_nothing_runs_is_noticed(folder: Path) -> None:
+    before = set(follower_pids())
+    llm = LLM(str(folder), tp=2, **SETTINGS)
+    (pid,) = set(follower_pids()) - before
+    os.kill(pid, signal.SIGKILL)
+    assert_gone([pid])
+    time.sleep(1.0)
+    with pytest.raises(WorkerError, match="killed by signal 9"):
+        llm.generate([[5, 6, 7]], GREEDY)
+    llm.shutdown()
+
+
+@pytest.mark.slow
+def test_an_object_that_is_let_go_of_ends_its_ranks(folder: Path) -> None:
+    before = set(follower_pids())
+    llm = LLM(str(folder), tp=2, **SETTINGS)
+    pids = list(set(follower_pids()) - before)
+    llm.generate([[5, 6, 7]], GREEDY)
+    del llm
+    gc.collect()
+    assert_gone(pids)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_cut_is_refused_with_the_flag(folder: Path) -> None:
+    before = set(follower_pids())
+    with pytest.raises(ModelError, match="--tp 3: must divide"):
+        LLM(str(folder), tp=3, **SETTINGS)
+    assert set(follower_pids()) == before
+
+
+@pytest.mark.slow
+def test_ranks_die_with_a_parent_that_is_killed(folder: Path, tmp_path: Path) -> None:
+    with start_script(SCRIPT + 'if __name__ == "__main__":\n    main()\n', folder, tmp_path) as run:
+        assert run.stdout is not None
+        pids = [int(pid) for pid in run.stdout.readline().split()]
+        assert len(pids) == 1
+        run.kill()
+        assert_gone(pids)
+    assert not list(tmp_path.glob("minisgl-*")), "the private folder is removed"
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_is_told_so(folder: Path, tmp_path: Path) -> None:
+    with start_script(SCRIPT + "main()\n", folder, tmp_path) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert '`if __name__ == "__main__":`' in errors
+
+
+def start_script(text: str, folder: Path, tmp_path: Path) -> subprocess.Popen[str]:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    return subprocess.Popen(
+        [sys.executable, str(path), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
