@@ -52,8 +52,8 @@ def minisgl_logits_processors(  # type: ignore[empty-body]  # a specification
 ) -> Sequence[LogitsProcessor]:
     """Offer logits processors, which run in the order in which they are returned.
 
-    Called once per engine process, when the engine is ready. A processor that raises fails the
-    step: unlike an observer it is part of what the user asked for.
+    Called once per engine process, just before the engine is made. A processor that raises fails
+    the step: unlike an observer it is part of what the user asked for.
     """
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """An engine that has started.
+    """An engine that has started, or is about to.
 
     Attributes:
         model: What the model source calls the model.
@@ -31,7 +31,7 @@ class EngineInfo:
         max_seq_len: Most tokens of a request.
         tp_size: Tensor-parallel ranks.
         backends: Name of what serves each kind.
-        start_s: Seconds that the start took.
+        start_s: Seconds that the start took; 0 while logits processors are being asked for.
     """
 
     model: str
@@ -90,14 +90,15 @@ class RequestRecord:
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits before penalties and sampling; called once per step that samples."""
+    """Changes logits between penalties and sampling; called once per step that samples."""
 
     def __call__(self, logits: Tensor, reqs: Sequence[Req]) -> None:
         """Change rows in place.
 
         Args:
-            logits: ``[num_sampled, vocab_size]`` float32 on the engine's device. Work on it goes
-                to the current stream; waiting for the device here stalls every step.
+            logits: ``[num_sampled, vocab_size]`` float32 on the engine's device; penalties, biases
+                and forbidden ends are in them. Work on it goes to the current stream; waiting for
+                the device here stalls every step.
             reqs: The request of each row. ``req.output_ids`` may lack the newest token while
                 steps overlap.
         """

@@ -135,7 +135,8 @@ class AttentionSelection:
         prefill: Serves prefill batches.
         decode: Serves decode batches; has the same ``key`` as ``prefill`` where one serves both,
             and then one object is to be built.
-        page_size: Tokens of a KV page: the user's, or the smallest that both share.
+        page_size: Tokens of a KV page: the user's, or the smallest shared one of at least the
+            preferred size.
         refused: The others that were looked at, with reasons.
     """
 

@@ -57,6 +57,7 @@ class ProbeContext:
         page_size: KV page size in tokens that the user asked for, or ``None``.
         tp_size: Number of tensor-parallel ranks.
         has_sliding_window: Whether any layer of the model has a sliding window.
+        needs_graph_capture: Whether the user asked for captured decode steps by a batch size.
         phase: For attention, the phase that ``auto`` chooses for; ``None`` when asked in general.
     """
 
