@@ -54,7 +54,7 @@ class ModelSettings(SettingsSection):
     )
     max_seq_len_override: int | None = Field(
         None,
-        ge=1,
+        ge=2,
         le=2**24,
         description="Most tokens of a request, prompt and output together; auto is the model's "
         "limit. Read by the engine.",
@@ -99,8 +99,8 @@ class EngineSettings(SettingsSection):
         None,
         ge=1,
         le=65536,
-        description="Tokens of a KV page; auto is the smallest that the attention backends "
-        "share. Read by the engine.",
+        description="Tokens of a KV page; auto is the smallest from 16 on that the attention "
+        "backends share. Read by the engine.",
     )
     num_pages: Annotated[int | None, Setting(keywords=("num_page_override",))] = Field(
         None,
@@ -127,8 +127,8 @@ class EngineSettings(SettingsSection):
         None,
         ge=0,
         le=65536,
-        description="Largest decode batch, in requests, that runs from a captured CUDA graph; "
-        "0 captures none. Read by the engine.",
+        description="Largest decode batch, in requests, that runs from a captured graph; 0 "
+        "captures none, auto is 256 on a GPU and 0 on a CPU. Read by the engine.",
     )
     tp: Annotated[
         int,
@@ -180,7 +180,7 @@ class SchedulerSettings(SettingsSection):
         ge=1,
         le=2**31 - 1,
         description="Requests that may wait before new ones are refused; auto is no limit. "
-        "Read by the server.",
+        "Read by the server and the scheduler.",
     )
 
 
