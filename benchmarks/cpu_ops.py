@@ -25,7 +25,13 @@ from torch import Tensor
 
 from minisgl.attention.paged_torch import plan_decode, plan_decode_on_device, run_decode
 from minisgl.ops import torch_ops
-from minisgl.ops.cpu_linear import BLOCK, MklLinear, UnpackedLinear, pack_linear
+from minisgl.ops.cpu_linear import (
+    BLOCK,
+    MklLinear,
+    TransposedLinear,
+    UnpackedLinear,
+    pack_linear,
+)
 
 # (out, in) of the demo model and of Qwen3-0.6B: q/k/v, o, gate/up, down, head.
 SHAPES = {
@@ -67,11 +73,13 @@ def linear_forms(weights: list[Tensor], x: Tensor) -> dict[str, Callable[[], obj
     unpacked = [UnpackedLinear(weight, None) for weight in weights]
     batch = x.expand(num_outputs // BLOCK, -1, -1)
     blocks = [w.view(-1, BLOCK, num_inputs).transpose(1, 2) for w in weights]
+    transposed = [TransposedLinear(weight, None) for weight in weights]
     chosen = [pack_linear(weight) for weight in weights]
     forms: dict[str, Callable[[], object]] = {
         "F.linear": lambda: [F.linear(x, w) for w in weights],
         "blocks": lambda: [torch.bmm(batch, b).transpose(0, 1).reshape(len(x), -1) for b in blocks],
         "(wxT)T": lambda: [torch.mm(w, x.t()).t().contiguous() for w in weights],
+        "x@wT": lambda: [linear(x) for linear in transposed],
         "unpacked": lambda: [linear(x) for linear in unpacked],
         "chosen": lambda: [linear(x) for linear in chosen],
     }
@@ -158,6 +166,7 @@ def print_ops() -> None:
     pools = [torch.zeros(4096, 3, 64) for _ in range(2)]
     for num_rows in (1, 3, 16, 128):
         x, gates = torch.randn(num_rows, 576), torch.randn(num_rows, 3072)
+        out, residual = torch.randn(num_rows, 576), torch.randn(num_rows, 576)
         heads = torch.randn(num_rows, 15, 64)
         q, k, v = heads[:, :9], heads[:, 9:12], heads[:, 12:]
         positions, slots = torch.arange(num_rows), torch.randperm(4096)[:num_rows]
@@ -165,6 +174,9 @@ def print_ops() -> None:
         calls: Timed = {
             "rms_norm": lambda x=x: torch_ops.rms_norm(x, weight, 1e-5),
             "F.rms_norm": lambda x=x: F.rms_norm(x, (576,), weight, 1e-5),
+            "add_rms_norm": lambda o=out, r=residual: torch_ops.fused_add_rms_norm(
+                o, r, weight, 1e-5
+            ),
             "rope": lambda q=q, k=k, p=positions: torch_ops.rope(q, k, p, cache),
             "rope_rows": lambda p=positions: torch_ops.rope_rows(p, cache, torch.float32),
             "apply_rope": lambda h=heads, c=cos, s=sin: torch_ops.apply_rope(h[:, :12], c, s),

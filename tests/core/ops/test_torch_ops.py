@@ -76,6 +76,15 @@ def test_fused_add_rms_norm_norms_the_sum(dtype: torch.dtype, num_rows: int) -> 
     torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_heads_norms_q_and_k_by_their_own_weights(dtype: torch.dtype) -> None:
+    qkv, weights = torch.randn(3, 10, 16).to(dtype), torch.randn(2, 16).to(dtype)
+    out = torch_ops.norm_heads(qkv[:, :8], (weights[0], weights[1]), 6, 1e-5)
+    q = torch_ops.rms_norm(qkv[:, :6], weights[0], 1e-5)
+    k = torch_ops.rms_norm(qkv[:, 6:8], weights[1], 1e-5)
+    assert torch.equal(out, torch.cat((q, k), dim=1))
+
+
 @pytest.mark.parametrize("rotary_dim", [16, 8, 2])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_rope_rotates_the_first_dimensions(rotary_dim: int, index_dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from minisgl.errors import PluginError
+from minisgl.ops import torch_ops
 from minisgl.ops.contract import (
     OPS,
     ApplyRope,
@@ -25,6 +26,9 @@ COMPOSED = "composed"
 
 # Without them the table is complete: the first is composed, the others only save repeated work.
 _OPTIONAL = ("qk_norm_rope_store", "rope_rows", "apply_rope")
+
+NormHeads = Callable[[Tensor, tuple[Tensor, Tensor], int, float], Tensor]
+"""See `minisgl.ops.torch_ops.norm_heads`."""
 
 _Op = Callable[..., Any]  # ops have different signatures; the table's fields give each its own
 
@@ -56,8 +60,9 @@ def build_kernel_table(sets: Sequence[tuple[str, KernelSet]]) -> KernelTable:
     apply_rope = ops.pop("apply_rope", None)
     if "qk_norm_rope_store" not in ops:
         apply = apply_rope if is_shared else None
+        norm_heads = torch_ops.norm_heads if ops["rms_norm"] is torch_ops.rms_norm else None
         ops["qk_norm_rope_store"] = compose_qk_norm_rope_store(
-            ops["rms_norm"], ops["rope"], ops["store_kv"], apply
+            ops["rms_norm"], ops["rope"], ops["store_kv"], apply, norm_heads
         )
         sources["qk_norm_rope_store"] = COMPOSED
     elif sources["qk_norm_rope_store"] != sources.get("rope_rows"):
@@ -66,7 +71,11 @@ def build_kernel_table(sets: Sequence[tuple[str, KernelSet]]) -> KernelTable:
 
 
 def compose_qk_norm_rope_store(
-    rms_norm: RMSNorm, rope: Rope, store_kv: StoreKV, apply_rope: ApplyRope | None = None
+    rms_norm: RMSNorm,
+    rope: Rope,
+    store_kv: StoreKV,
+    apply_rope: ApplyRope | None = None,
+    norm_heads: NormHeads | None = None,
 ) -> QKNormRopeStore:
     """Build the fused op from its parts.
 
@@ -75,6 +84,7 @@ def compose_qk_norm_rope_store(
         rope: Rotates q and k.
         store_kv: Writes k and v to the pool.
         apply_rope: Rotates in place of ``rope`` when ``inputs.rope_rows`` is set.
+        norm_heads: Does the same as ``rms_norm``, on q and k in one tensor.
     """
 
     def qk_norm_rope_store(qkv: Tensor, inputs: QKVInputs) -> Tensor:
@@ -82,9 +92,13 @@ def compose_qk_norm_rope_store(
         num_qk = num_q + num_kv
         heads = qkv.view(qkv.shape[0], num_qk + num_kv, inputs.head_dim)
         rows = inputs.rope_rows if apply_rope is not None else None
-        if apply_rope is not None and rows is not None and inputs.q_norm is None:
-            # A rotation acts per head, so that q and k can stay one tensor.
-            qk = apply_rope(heads[:, :num_qk], *rows)
+        is_joint = inputs.q_norm is None or norm_heads is not None
+        if apply_rope is not None and rows is not None and is_joint:
+            # Norm and rotation act per head, so that q and k can stay one tensor.
+            qk = heads[:, :num_qk]
+            if norm_heads is not None and inputs.q_norm is not None and inputs.k_norm is not None:
+                qk = norm_heads(qk, (inputs.q_norm, inputs.k_norm), num_q, inputs.eps)
+            qk = apply_rope(qk, *rows)
             q, k = qk[:, :num_q], qk[:, num_q:]
         else:
             q, k = heads[:, :num_q], heads[:, num_q:num_qk]

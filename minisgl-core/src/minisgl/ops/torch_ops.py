@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Most rows of a norm in numpy, which takes half the time of torch for the first row, and more
-# for each further one; and most columns, beyond which numpy's dot product starts threads.
-_MAX_NUMPY_ROWS = 4
+# A single row of up to so many columns is normed in numpy, which takes three quarters of torch's
+# time; beyond, numpy's dot product starts threads.
 _MAX_NUMPY_COLUMNS = 8192
 # Most elements of the matrices by which a few tokens are rotated.
 _MAX_MATRIX_ELEMENTS = 1 << 16
@@ -76,8 +75,8 @@ def fused_add_rms_norm(
     if x.dtype != torch.float32 or x.device.type != "cpu":
         residual.add_(x)
         return rms_norm(residual, weight, eps), residual
-    if x.dim() == 2 and x.shape[0] <= _MAX_NUMPY_ROWS and x.shape[1] <= _MAX_NUMPY_COLUMNS:
-        _add_rms_norm_in_numpy(x.numpy(), residual.numpy(), weight.numpy(), eps)
+    if x.dim() == 2 and x.shape[0] == 1 and x.shape[1] <= _MAX_NUMPY_COLUMNS:
+        _add_rms_norm_in_numpy(x.numpy()[0], residual.numpy()[0], weight.numpy(), eps)
         return x, residual
     residual.add_(x)
     return torch.mul(residual, _rms_scale(residual, eps), out=x).mul_(weight), residual
@@ -86,12 +85,33 @@ def fused_add_rms_norm(
 def _add_rms_norm_in_numpy(
     x: np.ndarray, residual: np.ndarray, weight: np.ndarray, eps: float
 ) -> None:
-    """Do `fused_add_rms_norm` on ``[few, hidden]`` float32 arrays; the norm overwrites ``x``."""
+    """Do `fused_add_rms_norm` on ``[hidden]`` float32 arrays; the norm overwrites ``x``."""
     np.add(residual, x, residual)
-    num_columns = x.shape[1]
-    for row, out in zip(residual, x, strict=True):
-        np.multiply(row, 1 / math.sqrt(row.dot(row) / num_columns + eps), out)
+    np.multiply(residual, 1 / math.sqrt(residual.dot(residual) / len(x) + eps), x)
     np.multiply(x, weight, x)
+
+
+def norm_heads(heads: Tensor, norms: tuple[Tensor, Tensor], num_q: int, eps: float) -> Tensor:
+    """Norm the heads of q and of k, whose weights differ, in one tensor.
+
+    Args:
+        heads: ``[num_tokens, num_qo_heads + num_kv_heads, head_dim]``, any strides.
+        norms: The weights ``[head_dim]`` of q and of k.
+        num_q: Heads of q, which come first.
+        eps: Added to the mean square.
+
+    Returns:
+        A new tensor like ``heads``; each part is what ``rms_norm`` makes of it.
+    """
+    if heads.dtype == torch.float32 and heads.device.type == "cpu":
+        normed = heads * _rms_scale(heads, eps)
+    else:
+        heads32 = heads.float()
+        scale = heads32.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+        normed = (heads32 * scale).to(heads.dtype)
+    normed[:, :num_q].mul_(norms[0])
+    normed[:, num_q:].mul_(norms[1])
+    return normed
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin_cache: Tensor) -> tuple[Tensor, Tensor]:
