@@ -39,20 +39,6 @@ def test_a_saved_configuration_is_read_as_transformers_means_it(arch: str) -> No
     assert config.eos_token_ids == (2,)
 
 
-@pytest.mark.parametrize(
-    ("fields", "dtype"),
-    [
-        ({"torch_dtype": "bfloat16"}, "bfloat16"),
-        ({"dtype": "float16"}, "float16"),
-        ({"dtype": "torch.float32"}, "float32"),
-        ({"torch_dtype": None, "dtype": "bfloat16"}, "bfloat16"),
-        ({}, None),
-    ],
-)
-def test_the_dtype_is_known_in_both_spellings(fields: dict[str, Any], dtype: str | None) -> None:
-    assert config_with(**fields).dtype == dtype
-
-
 def test_the_head_size_is_derived_only_when_it_is_not_given() -> None:
     assert config_with().head_dim == 16
     assert config_with(head_dim=None).head_dim == 16
@@ -159,7 +145,6 @@ def test_several_end_tokens_all_count() -> None:
             r"quantization_config asks for quantised weights \(gptq\)",
         ),
         ({"hidden_act": "relu2"}, "hidden_act 'relu2': must be one of silu"),
-        ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn': must be one of float32"),
         ({"num_attention_heads": 3}, "num_attention_heads 3 must be a multiple of"),
         ({"head_dim": 15}, "head_dim 15 must be even"),
         ({"hidden_size": 0}, "hidden_size 0: must be an integer of at least 1"),

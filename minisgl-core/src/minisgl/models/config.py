@@ -23,7 +23,6 @@ _ACTIVATIONS: tuple[tuple[Activation, tuple[str, ...]], ...] = (
     ("gelu", ("gelu",)),
     ("gelu_tanh", ("gelu_tanh", "gelu_pytorch_tanh", "gelu_new", "gelu_fast")),
 )
-_DTYPES = ("float32", "float16", "bfloat16")
 _QUANTIZED = ("quantization_config", "compression_config")
 
 
@@ -52,7 +51,6 @@ class ModelConfig:
 
     Attributes:
         architecture: Hugging Face class name; the name of the model backend.
-        dtype: Name of the torch dtype of the checkpoint, or ``None`` when it does not say.
         vocab_size: Tokens, the width of embedding and head.
         hidden_size: Width of the residual stream.
         intermediate_size: Width of a dense MLP.
@@ -77,7 +75,6 @@ class ModelConfig:
     """
 
     architecture: str
-    dtype: str | None
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -133,7 +130,6 @@ def normalize_config(
     rope = normalize_rope(fields, head_dim)
     return ModelConfig(
         architecture=architecture,
-        dtype=_dtype(config),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
@@ -185,17 +181,6 @@ def _refuse_quantized(config: Mapping[str, Any]) -> None:
             )
 
 
-def _dtype(config: Mapping[str, Any]) -> str | None:
-    """Return the dtype's name; transformers 4 spells the field ``torch_dtype``."""
-    value = config.get("dtype") or config.get("torch_dtype")
-    if value is None:
-        return None
-    name = str(value).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise ModelError(f"config.json: dtype {name!r}: must be one of {', '.join(_DTYPES)}")
-    return name
-
-
 def _activation(fields: Fields, family: Family) -> Activation:
     name = str(fields.get("hidden_act", "silu"))
     for activation, spellings in _ACTIVATIONS:
@@ -228,8 +213,12 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | Non
     return tuple(window if i >= first else None for i in range(num_layers))
 
 
-def _windows_by_type(layer_types: Any, window: int, num_layers: int) -> tuple[int | None, ...]:
-    """Return each layer's window by ``layer_types``."""  # of any JSON type until checked
+def _windows_by_type(
+    layer_types: Any,  # of any JSON type until checked
+    window: int,
+    num_layers: int,
+) -> tuple[int | None, ...]:
+    """Return each layer's window by ``layer_types``."""
     kinds = {"full_attention": None, "sliding_attention": window}
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise ModelError(f"config.json: layer_types must name all {num_layers} layers")
