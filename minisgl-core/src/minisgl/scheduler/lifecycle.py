@@ -70,11 +70,6 @@ class Lifecycle:
         """Every request without a terminal result, in order of arrival; a copy."""
         return list(self._active.values())
 
-    @property
-    def has_ghosts(self) -> bool:
-        """Whether finished requests still hold pages."""
-        return bool(self._ghosts)
-
     def find(self, uid: int) -> ScheduledReq | None:
         """Return the request of that uid unless it is unknown or finished."""
         return self._active.get(uid)

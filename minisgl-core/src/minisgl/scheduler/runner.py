@@ -41,7 +41,7 @@ class LaunchedStep:
     record: StepRecord | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RunnerParts:
     """The neighbours of a `StepRunner`; ``on_step`` observes settled steps."""
 

@@ -114,11 +114,6 @@ class Scheduler:
         """The uid of every request without a terminal result, in order of arrival."""
         return [req.uid for req in self._lifecycle.active]
 
-    @property
-    def is_exiting(self) -> bool:
-        """Whether an `ExitMsg` has come."""
-        return self._is_exiting
-
     def run_forever(self) -> None:
         """Serve until an `ExitMsg` comes; then every request left has a terminal result."""
         try:

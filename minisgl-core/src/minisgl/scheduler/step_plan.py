@@ -15,7 +15,7 @@ from minisgl.scheduler.contract import ScheduledReq
 from minisgl.scheduler.decode import DecodeManager
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """A step that can be launched; nothing in the books of its requests says so yet.
 
