@@ -10,7 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from minisgl.core import Req, SamplingParams
+from minisgl.engine.backends import probe_context
 from minisgl.engine.engine import Engine
+from minisgl.errors import SettingsError
+from minisgl.models.config import normalize_config
+from minisgl.plugin.manager import PluginManager
 from tests.core.engine.engine_harness import StepDriver, make_engine
 from tests.tiny_models import TinyModel, save_tiny_model
 
@@ -174,6 +178,36 @@ def test_a_logits_processor_sees_every_row(tiny: tuple[Path, PreTrainedModel]) -
 
     engine = make_engine(tiny[0], (only_42,), cuda_graph_max_bs=2)
     assert run(engine, GREEDY, PROMPTS[:2]) == [[42] * NUM_TOKENS] * 2
+
+
+def test_a_logits_processor_works_on_edited_logits(tiny: tuple[Path, PreTrainedModel]) -> None:
+    def forbid_17(logits: torch.Tensor, reqs: Sequence[Req]) -> None:
+        logits[: len(reqs), 17] = float("-inf")
+
+    engine = make_engine(tiny[0], (forbid_17,))
+    wants_17 = SamplingParams(ignore_eos=True, logit_bias={17: 100.0})
+    assert 17 not in run(engine, wants_17, PROMPTS[:1])[0]
+
+
+def test_asking_for_logprobs_changes_no_token(engine: Engine) -> None:
+    asking = SamplingParams(ignore_eos=True, logprobs=1)
+    assert run(engine, asking) == run(engine, GREEDY)
+
+
+def test_a_pool_that_holds_no_answer_is_refused(tiny: tuple[Path, PreTrainedModel]) -> None:
+    with pytest.raises(SettingsError, match="--num-pages 1: with --page-size 1 there is room"):
+        make_engine(tiny[0], num_pages=1, page_size=1)
+
+
+@pytest.mark.parametrize(("largest", "is_needed"), [(None, False), (0, False), (4, True)])
+def test_probes_are_told_when_graphs_were_asked_for(
+    tiny: tuple[Path, PreTrainedModel], largest: int | None, is_needed: bool
+) -> None:
+    keywords = {"model": str(tiny[0]), "cuda_graph_max_bs": largest}
+    settings = PluginManager.bootstrap(env={}).load_settings(keywords, env={})
+    config = normalize_config(tiny[1].config.to_dict())
+    context = probe_context(settings, config, torch.device("cpu"), torch.float32)
+    assert context.needs_graph_capture is is_needed
 
 
 def test_two_engines_in_one_process_do_not_share_a_context(

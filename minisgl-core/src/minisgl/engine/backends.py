@@ -95,4 +95,5 @@ def probe_context(
         page_size=settings.engine.page_size,
         tp_size=tp,
         has_sliding_window=any(window is not None for window in config.windows),
+        needs_graph_capture=bool(settings.engine.cuda_graph_max_bs),
     )

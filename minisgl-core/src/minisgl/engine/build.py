@@ -20,6 +20,7 @@ from minisgl.engine.contract import EngineLimits
 from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
+from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
 from minisgl.models.config import normalize_config
 from minisgl.models.contract import Model, ModelBuild
@@ -36,6 +37,7 @@ from minisgl.weights.loader import init_dummy_weights, load_weights
 
 logger = logging.getLogger(__name__)
 
+_MIN_SEQ_LEN = 2  # a token of the prompt and one that is generated
 _MAX_GRAPH_BATCH = 256  # beyond it a decode step is bound by the device even without a graph
 
 
@@ -192,6 +194,11 @@ class _Builder:
         num_pages = count_pages(self._budget, engine, shape, self._dtype, self._max_seq_len)
         shape = replace(shape, num_pages=comm.min_int(num_pages))
         max_seq_len = min(self._max_seq_len, shape.num_pages * page_size)
+        if max_seq_len < _MIN_SEQ_LEN:
+            raise SettingsError(
+                f"--num-pages {shape.num_pages}: with --page-size {page_size} there is room for "
+                f"{max_seq_len} token; a request needs at least {_MIN_SEQ_LEN}"
+            )
         ctx = Context(page_size)
         ctx.kernels, ctx.comm = kernels, comm
         ctx.kv_pool = KVPool(shape, self._dtype, self._device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -35,7 +35,7 @@ class EngineParts:
         limits: Sizes, the same on all ranks.
         base_seed: Makes unseeded requests differ between engines; the same on all ranks.
         graph_sizes: Ascending decode batch sizes to capture.
-        logits_processors: From hooks; applied to every row, in order.
+        logits_processors: Of hooks and of the caller; applied to every row, in order.
     """
 
     device: torch.device
@@ -44,7 +44,7 @@ class EngineParts:
     limits: EngineLimits
     base_seed: int
     graph_sizes: tuple[int, ...] = ()
-    logits_processors: tuple[LogitsProcessor, ...] = field(default=())
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 class Engine(StepEngine):
@@ -108,9 +108,9 @@ class Engine(StepEngine):
             logits = self._model.forward()  # [num_sampled, vocab_size]
         if not reqs:
             return self._outputs.launch(logits.new_empty(0, dtype=torch.int32), None)
-        is_all_greedy = self._params.is_all_greedy(rows)
         if self._params.has_edits(rows, seq_lens):
-            return self._sample_edited(logits, tensors, reqs, seq_lens, newest=None)
+            return self._sample_edited(logits, tensors, reqs, rows, seq_lens, newest=None)
+        is_all_greedy = self._params.is_all_greedy(rows)
         tokens = self._sample(logits, tensors, is_all_greedy, self._params.hints(rows))
         return self._outputs.launch(tokens, None)
 
@@ -133,7 +133,8 @@ class Engine(StepEngine):
             return self._outputs.launch(output.tokens[:n], None)
         # Sampling was part of the step; do it again on edited logits and overwrite the tokens.
         newest = self._flat_pool[tensors.token_loc[:n]]
-        return self._sample_edited(output.logits[:n], tensors, batch.reqs, host.seq_lens, newest)
+        logits = output.logits[:n]
+        return self._sample_edited(logits, tensors, batch.reqs, rows, host.seq_lens, newest)
 
     def _decode_step(
         self,
@@ -168,6 +169,7 @@ class Engine(StepEngine):
         logits: torch.Tensor,
         tensors: StepTensors,
         reqs: list[Req],
+        rows: np.ndarray,
         seq_lens: np.ndarray,
         newest: torch.Tensor | None,
     ) -> ForwardOutput:
@@ -177,7 +179,8 @@ class Engine(StepEngine):
         for processor in self._parts.logits_processors:
             processor(edited, reqs)
         inputs = SamplingInputs(*(t[:n] for t in tensors.sampling))
-        tokens = self._ctx.kernels.sample(edited, inputs, False)
+        is_all_greedy = self._params.is_all_greedy(rows)
+        tokens = self._ctx.kernels.sample(edited, inputs, is_all_greedy, self._params.hints(rows))
         self._flat_pool.index_copy_(0, tensors.write_loc[:n], tokens)
         return self._outputs.launch(tokens, PendingLogprobs(logits, tokens, reqs))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,12 @@ from minisgl.engine.row_params import RowParams, param_fields, sampling_inputs
 from minisgl.ops.contract import SamplingInputs
 
 _I32, _I64 = torch.int32, torch.int64
+_TORCH: Mapping[np.dtype[Any], torch.dtype] = {  # Any: each has another scalar
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
+_NUMPY = {v: k for k, v in _TORCH.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +215,6 @@ class StepInputs:
             views[name].numpy()[:] = array
         self._bulk.submit(layout.num_bytes)
         return layout.views(self._bulk.device)
-
-
-_TORCH = {
-    np.dtype(np.int32): torch.int32,
-    np.dtype(np.int64): torch.int64,
-    np.dtype(np.float32): torch.float32,
-}
-_NUMPY = {v: k for k, v in _TORCH.items()}
 
 
 def _host(batch: Batch) -> StepArrays:

@@ -59,9 +59,9 @@ def count_pages(
     Raises:
         SettingsError: Not even one page fits.
     """
-    page_bytes = shape.page_bytes(dtype)
     if settings.num_pages is not None:
         return settings.num_pages
+    page_bytes = shape.page_bytes(dtype)
     num_pages = budget.pool_bytes(settings) // page_bytes - 1  # one is the dummy page
     if num_pages < 1:
         flag = "memory-ratio" if budget.device.type == "cuda" else "cpu-kv-cache-bytes"
@@ -70,4 +70,4 @@ def count_pages(
             "allow more, or run a smaller model"
         )
     useful = settings.max_running_requests * -(-max_seq_len // shape.page_size)
-    return int(min(num_pages, useful))
+    return min(num_pages, useful)
