@@ -177,7 +177,9 @@ class DecodePlanner:
             backend="fa2",
         )
 
-    def _make_graph_wrapper(self, num_rows: int, schedule: torch.Tensor) -> Any:
+    def _make_graph_wrapper(
+        self, num_rows: int, schedule: torch.Tensor
+    ) -> Any:  # FlashInfer's class
         rows = self._max_rows
         wrapper = BatchDecodeWithPagedKVCacheWrapper(
             self._workspace.buffer(),
