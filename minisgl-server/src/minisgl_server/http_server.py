@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from minisgl_server.interrupts import Interrupts
 from minisgl_server.listener import Listener
 from minisgl_server.load_log import log_load
-from minisgl_server.processes import Worker, WorkerGroup
+from minisgl_server.processes import WorkerGroup
 from minisgl_server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class HttpServer:
         if self._interrupts.is_asked:  # it came between the start and now
             self._server.should_exit = True
         for worker in self._group.workers:
-            loop.add_reader(worker.sentinel, self._on_death, worker)
+            loop.add_reader(worker.sentinel, self._on_death)
         interval_s = self._state.settings.log_interval_s
         tasks = [asyncio.create_task(self._announce())]
         if interval_s > 0:
@@ -112,10 +112,10 @@ class HttpServer:
         )
         self._server.should_exit = True
 
-    def _on_death(self, worker: Worker) -> None:
+    def _on_death(self) -> None:
         """Fail what is open, be unhealthy for a moment, then end."""
         self._unwatch()
-        detail = worker.obituary()
+        detail = str(self._group.cause())
         logger.error("%s; the server ends", detail)
         self._exit_code = 1
         self._state.client.fail(detail)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pickle
 import time
 from collections.abc import Callable
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING
 
-from minisgl.errors import MinisglError, ProtocolError
-from minisgl.message.lifecycle import FailedMsg, ReadyMsg, WorkerReport
-from minisgl.message.wire import wire_codec
+from minisgl.errors import MinisglError, WorkerError
+from minisgl.message.lifecycle import ReadyMsg
 from minisgl.workers.contract import Endpoints, LogOptions, Role, WorkerSpec
-from minisgl.workers.main import run_worker
+from minisgl.workers.process import Worker, find_cause
 
 if TYPE_CHECKING:
     from minisgl.config.load import Settings
@@ -25,89 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-_LAST_WORDS_S = 0.5
-
-
-class WorkerError(MinisglError):
-    """A worker process could not start, or died; the message is its own error."""
-
-
-class Worker:
-    """One worker process and the pipe to it."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        """Start it."""
-        context = multiprocessing.get_context("spawn")
-        self.name = spec.name
-        self.role = spec.role
-        # The parent writes nothing: that this end closes tells the worker that the parent is gone.
-        self._connection, theirs = context.Pipe()
-        self._process: SpawnProcess = context.Process(
-            target=run_worker, args=(spec, theirs), name=f"minisgl {spec.name}", daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        self._codec = wire_codec()
-
-    @property
-    def connection(self) -> Connection:
-        """Readable when the worker has reported, or is gone."""
-        return self._connection
-
-    @property
-    def sentinel(self) -> int:
-        """Becomes readable when the worker has ended."""
-        return self._process.sentinel
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process.pid is not None, "it was started"
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.is_alive()
-
-    def report(self, timeout_s: float = 0.0) -> WorkerReport | None:
-        """Return what the worker says of itself, if anything."""
-        try:
-            if not self._connection.poll(timeout_s):
-                return None
-            (message,) = self._codec.decode(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            return None
-        if not isinstance(message, ReadyMsg | FailedMsg):
-            raise ProtocolError(f"{self.name} reported a {type(message).__name__}")
-        return message
-
-    def obituary(self) -> str:
-        """Say how a dead worker died: in its own words, or by its exit code."""
-        self._process.join(_LAST_WORDS_S)
-        return self.explain(self.report(_LAST_WORDS_S))
-
-    def explain(self, report: WorkerReport | None) -> str:
-        """Say what went wrong, given its last report."""
-        if isinstance(report, FailedMsg):
-            if report.is_ours:
-                return report.text
-            return f"{self.name} failed: {report.kind}: {report.text}; its log says more"
-        self._process.join(_LAST_WORDS_S)
-        code = self._process.exitcode
-        how = (
-            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
-        )
-        return f"{self.name} {how}"
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for its end; whether it has ended."""
-        self._process.join(timeout_s)
-        return not self._process.is_alive()
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
 
 
 class WorkerGroup:
@@ -164,10 +78,14 @@ class WorkerGroup:
                 worker = waiting[item]
                 report = worker.report()
                 if not isinstance(report, ReadyMsg):
-                    raise WorkerError(worker.explain(report))
+                    raise WorkerError(str(self.cause()))
                 ready[worker.name] = report
                 del waiting[item]
         return ready
+
+    def cause(self) -> MinisglError:
+        """Find out which worker failed first, now that one has failed, and return its error."""
+        return find_cause(self.workers)[1]
 
     @property
     def dead(self) -> list[Worker]:
