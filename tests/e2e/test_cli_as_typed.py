@@ -202,6 +202,7 @@ def test_a_damaged_checkpoint_is_named(tiny: Tiny, tmp_path: Path) -> None:
     assert "model.safetensors" in line
 
 
+@pytest.mark.slow
 def test_an_unwritable_answer_is_no_traceback(tiny: Tiny) -> None:
     command = [sys.executable, "-m", "minisgl", "generate", "--model", str(tiny.folder), "a"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -11,7 +11,7 @@ from tests.e2e.offline_harness import Tiny, assert_idle, greedy_params, ids_of, 
 from tests.tiny_models import ARCHITECTURES, ROPE_KINDS, TinyModel
 
 NUM_TOKENS = 32
-LENGTHS = (20, 1, 33, 7)
+LENGTHS = (20, 1, 33)
 
 KINDS: dict[str, TinyModel] = {
     "tied head": TinyModel("llama", is_tied=True),
@@ -45,10 +45,21 @@ def assert_same_as_hf(folder: Path, spec: TinyModel, **settings: Any) -> None:
         assert_idle(llm)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_tokens_are_those_of_hugging_face(tmp_path: Path, arch: str) -> None:
+    assert_same_as_hf(tmp_path, TinyModel(arch))
+
+
+@pytest.mark.parametrize("rope", ROPE_KINDS)
+def test_every_rope_gives_the_tokens_of_hugging_face(tmp_path: Path, rope: str) -> None:
+    assert_same_as_hf(tmp_path, TinyModel("llama", rope))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rope", ROPE_KINDS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_greedy_tokens_are_those_of_hugging_face(tmp_path: Path, arch: str, rope: str) -> None:
-    assert_same_as_hf(tmp_path, TinyModel(arch, rope, max_positions=256))
+def test_every_architecture_takes_every_rope(tmp_path: Path, arch: str, rope: str) -> None:
+    assert_same_as_hf(tmp_path, TinyModel(arch, rope, seed=1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,6 +67,7 @@ def test_every_kind_of_model_gives_the_tokens_of_hugging_face(tmp_path: Path, ki
     assert_same_as_hf(tmp_path, KINDS[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_without_a_cache_the_tokens_are_the_same(tmp_path: Path, arch: str) -> None:
     assert_same_as_hf(tmp_path, TinyModel(arch), cache="naive", cuda_graph_max_bs=2)
@@ -71,4 +83,4 @@ def test_bfloat16_runs(tmp_path: Path, arch: str) -> None:
         assert_idle(llm)
     # Rounding may turn a close choice, but not most first tokens of such wide logits.
     first = [ids[0] for ids in model.greedy(prompts, 1)]
-    assert sum(a == ids[0] for a, ids in zip(first, ids_of(outputs), strict=True)) >= 3
+    assert sum(a == ids[0] for a, ids in zip(first, ids_of(outputs), strict=True)) >= 2

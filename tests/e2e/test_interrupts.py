@@ -142,7 +142,7 @@ def check_every(tiny: Tiny, expected: list[list[int]], name: str, num_points: in
 def test_an_interrupt_leaves_a_usable_object(
     tiny: Tiny, expected: list[list[int]], name: str
 ) -> None:
-    check_every(tiny, expected, name, num_points=41)
+    check_every(tiny, expected, name, num_points=11)
 
 
 @pytest.mark.slow
@@ -216,10 +216,11 @@ def test_a_stream_that_is_collected_within_a_step_is_ended_after_it(
 ) -> None:
     with open_llm(tiny) as llm:
         Cycle(llm.stream(PROMPTS[0], greedy_params(50)))
-        real_forward = rank_of(llm)._engine.forward_batch
+        real_forward, collected = rank_of(llm)._engine.forward_batch, list[int]()
 
         def forward(batch: Any) -> Any:  # Any: handed on
-            gc.collect()
+            if not collected:
+                collected.append(gc.collect())
             return real_forward(batch)
 
         monkeypatch.setattr(rank_of(llm)._engine, "forward_batch", forward)
@@ -230,7 +231,7 @@ def test_the_books_may_be_read_within_a_step(
     tiny: Tiny, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(tiny) as llm:
-        real_forward, running = rank_of(llm)._engine.forward_batch, []
+        real_forward, running = rank_of(llm)._engine.forward_batch, list[int]()
 
         def forward(batch: Any) -> Any:  # Any: handed on
             running.append(llm.stats().num_running)

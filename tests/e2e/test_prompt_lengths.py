@@ -36,7 +36,7 @@ def test_a_prompt_around_a_page_boundary_can_be_sent_twice(
         assert_idle(llm)
 
 
-@pytest.mark.parametrize("num_twins", [2, 5, 8])
+@pytest.mark.parametrize("num_twins", [2, 8])
 @pytest.mark.parametrize("chunk", [3, 16, 33])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_twins_in_one_call_do_not_read_what_is_not_computed(
@@ -72,8 +72,8 @@ def test_the_longest_prompt_that_is_taken_is_one_short_of_the_limit(
 
 
 @pytest.mark.parametrize("prompt_len", [1, 30, 49])
-@pytest.mark.parametrize("page_size", [1, 4, 64])
-@pytest.mark.parametrize("max_tokens", [None, 10**9, 50])
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("max_tokens", [None, 10**9])
 def test_without_a_limit_generation_ends_at_the_context(
     tiny: Tiny, prompt_len: int, page_size: int, max_tokens: int | None
 ) -> None:

@@ -42,12 +42,12 @@ def test_odd_sizes(sizes: tuple[int, int], num_tokens: int) -> None:
     Layer(Sizes(5, 3, *sizes)).check(num_tokens)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 80])
+@pytest.mark.parametrize("num_tokens", [1, 5, 66])
 def test_more_experts_than_slots(num_tokens: int) -> None:
     Layer(Sizes(60, 4, 32, 16)).check(num_tokens)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 17, 100])
+@pytest.mark.parametrize("num_tokens", [1, 17, 66])
 def test_all_tokens_on_the_same_experts(num_tokens: int) -> None:
     layer = Layer(Sizes())
     layer.check(num_tokens, layer.logits(1).expand(num_tokens, -1).contiguous())
@@ -62,14 +62,14 @@ def test_experts_that_no_token_chose(num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("group_m", [1, 2, 4])
-@pytest.mark.parametrize("num_tokens", [3, 40])
+@pytest.mark.parametrize("num_tokens", [20])
 def test_many_tiles_in_each_direction(tmp_path: Path, num_tokens: int, group_m: int) -> None:
     sizes = Sizes()
     backend = tiled_backend(tmp_path, sizes, small_tiles(16, group_m))
     Layer(sizes, backend).check(num_tokens)
 
 
-@pytest.mark.parametrize("num_tokens", [2, 100])
+@pytest.mark.parametrize("num_tokens", [2, 70])
 def test_blocks_in_halves(tmp_path: Path, num_tokens: int) -> None:
     sizes = Sizes()
     backend = tiled_backend(tmp_path, sizes, small_tiles(32, has_halves=True))
@@ -126,7 +126,7 @@ def test_no_tokens_give_no_rows() -> None:
 def test_rows_that_nothing_fills_are_not_read(tmp_path: Path) -> None:
     sizes = Sizes()
     layer = Layer(sizes, tiled_backend(tmp_path, sizes, small_tiles()))
-    layer.run(layer.randn(80, 48) * float("nan"), layer.logits(80))  # leaves NaN in the workspace
+    layer.run(layer.randn(24, 48) * float("nan"), layer.logits(24))  # leaves NaN in the workspace
     layer.check(5)
 
 

@@ -8,22 +8,20 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from minisgl import errors
 from minisgl.config.load import Settings
-from minisgl.errors import CommError, MinisglError, WorkerError
+from minisgl.errors import MinisglError, WorkerError
 from minisgl.message.lifecycle import ReadyMsg
 from minisgl.workers.contract import Endpoints, LogOptions, WorkerSpec
-from minisgl.workers.process import Worker
+from minisgl.workers.process import Worker, find_cause
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 0.3  # the first process seen to fail may only have noticed that another one did
 _KILL_S = 5.0
 
 _NO_MAIN_GUARD = (
@@ -147,23 +145,12 @@ class Followers:
                 self._ready.set()
 
 
-def _cause(workers: Iterable[Worker], is_starting: bool) -> MinisglError:
-    """Find out which process failed first; the others have noticed that one is gone."""
-    time.sleep(_LAST_WORDS_S)
-    found: list[tuple[bool, bool, MinisglError]] = []
-    for worker in workers:
-        if worker.is_alive and not worker.connection.poll():
-            continue
-        text = worker.obituary()
-        failure = worker.failure
-        if failure is None:
-            hint = _NO_MAIN_GUARD if is_starting and worker.exit_code == 1 else ""
-            found.append((False, True, WorkerError(text + hint)))
-        else:
-            kind = getattr(errors, failure.kind, WorkerError) if failure.is_ours else WorkerError
-            found.append((kind is CommError, False, kind(text)))
-    # Whoever only misses another rank knows least, and whoever left no word less than the others.
-    return min(found, key=lambda each: each[:2])[2] if found else WorkerError("a rank has failed")
+def _cause(workers: Sequence[Worker], is_starting: bool) -> MinisglError:
+    """Return the error of the process that failed first."""
+    worker, error = find_cause(workers)
+    if is_starting and worker.failure is None and worker.exit_code == 1:
+        return WorkerError(f"{error}{_NO_MAIN_GUARD}")
+    return error
 
 
 def endpoints_in(folder: Path) -> Endpoints:

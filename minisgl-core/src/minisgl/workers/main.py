@@ -81,7 +81,7 @@ def _serve(spec: WorkerSpec, codec: Codec[object], report: Report) -> None:
         else:
             _serve_text(spec, settings, manager, context, codec, report)
     finally:
-        context.term()
+        context.destroy()  # closes every queue, also after an error half-way through the start
 
 
 def _serve_text(
@@ -112,11 +112,7 @@ def _serve_text(
     )
     worker = TextWorker(files.load_tokenizer(), inbox, scheduler, server)
     report(ReadyMsg())
-    try:
-        worker.run_forever()
-    finally:
-        for queue in (inbox, scheduler, server):
-            queue.close()
+    worker.run_forever()
 
 
 def _leave(code: int) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
-from minisgl.errors import ProtocolError
+from minisgl import errors
+from minisgl.errors import CommError, MinisglError, ProtocolError, WorkerError
 from minisgl.message.lifecycle import FailedMsg, ReadyMsg, WorkerReport
 from minisgl.message.wire import wire_codec
 from minisgl.workers.contract import WorkerSpec
 from minisgl.workers.main import run_worker
 
 _LAST_WORDS_S = 0.5
+_WITNESS_S = 0.3  # the first process seen to fail may only have noticed that another one did
 
 
 class Worker:
@@ -108,3 +112,26 @@ class Worker:
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
+
+
+def find_cause(workers: Sequence[Worker]) -> tuple[Worker, MinisglError]:
+    """Return the worker that failed first, now that one has failed, and its error.
+
+    Ranks whose neighbour dies fail with it, in any order. Takes a moment to hear them all.
+    """
+    time.sleep(_WITNESS_S)
+    found: list[tuple[bool, bool, Worker, MinisglError]] = []
+    for worker in workers:
+        if worker.is_alive and worker.failure is None and not worker.connection.poll():
+            continue
+        text, failure = worker.obituary(), worker.failure
+        if failure is None:
+            found.append((False, True, worker, WorkerError(text)))
+        else:
+            kind = getattr(errors, failure.kind, WorkerError) if failure.is_ours else WorkerError
+            found.append((kind is CommError, False, worker, kind(text)))
+    # Whoever only misses another rank knows least, and whoever left no word less than the others.
+    if not found:
+        return workers[0], WorkerError("a worker process has failed")
+    _, _, worker, error = min(found, key=lambda each: each[:2])
+    return worker, error

@@ -84,8 +84,6 @@ class SchedulerWorker:
             scheduler.run_forever()
         finally:
             engine.shutdown()
-            for queue in self._queues or ():
-                queue.close()
 
     def _build_engine(self) -> tuple[Engine, str]:
         model = self._settings.model
