@@ -141,7 +141,8 @@ class EngineSettings(SettingsSection):
         300.0,
         gt=0,
         le=86400,
-        description="Seconds that ranks wait for one another at start. Read by the collectives.",
+        description="Seconds that ranks wait for one another: at start, and in a step. Read by the "
+        "collectives.",
     )
 
 
