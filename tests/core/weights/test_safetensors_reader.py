@@ -159,3 +159,38 @@ def test_an_index_cannot_lead_out_of_the_folder(sharded: Path) -> None:
     (sharded / INDEX).write_text('{"weight_map": {"a": "../secret.safetensors"}}')
     with pytest.raises(ModelError, match="tensor a is said to be in '../secret.safetensors'"):
         SafetensorsReader(sharded)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (slice(None), slice(1024, 2048)),
+        (slice(1, 5), slice(0, 600)),
+        (slice(0, 6, 2), slice(1024, 2048)),
+        (slice(None), slice(0, 2048, 2)),
+    ],
+)
+def test_columns_of_long_rows_are_what_slicing_gives(
+    tmp_path: Path, index: tuple[slice, ...]
+) -> None:
+    wide = torch.randn(6, 2048, generator=torch.Generator().manual_seed(0))
+    deep = torch.randn(6, 3, 2048, generator=torch.Generator().manual_seed(1))
+    save_file({"wide": wide, "deep": deep}, tmp_path / "model.safetensors")
+    reader = SafetensorsReader(tmp_path)
+    assert torch.equal(reader.read("wide", index), wide[index])
+    deep_index = (index[0], slice(None), index[1])
+    assert torch.equal(reader.read("deep", deep_index), deep[deep_index])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
+def test_a_quarter_of_the_columns_is_a_quarter_of_the_reading(tmp_path: Path) -> None:
+    save_file({"x": torch.ones(500, 4096)}, tmp_path / "model.safetensors")
+    reader = SafetensorsReader(tmp_path)
+
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = bytes_read()
+    part = reader.read("x", (slice(None), slice(1024, 2048)))
+    assert part.shape == (500, 1024)
+    assert bytes_read() - before < 1.1 * part.nbytes

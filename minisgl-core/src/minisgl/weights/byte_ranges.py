@@ -34,6 +34,29 @@ class ByteRanges:
             filled += count
         return buffer
 
+    def read_pieces(
+        self, path: Path, offset: int, shape: tuple[int, int], stride: int
+    ) -> np.ndarray:
+        """Read equally spaced pieces, and nothing between them.
+
+        Args:
+            path: The file.
+            offset: Of the first piece.
+            shape: Number of pieces, and bytes of each.
+            stride: Bytes from the start of one to the start of the next.
+
+        Returns:
+            ``[num_pieces * piece_bytes]`` uint8, fewer where the file ends before.
+        """
+        num_pieces, piece_bytes = shape
+        buffer = np.empty(shape, np.uint8)
+        for i in range(num_pieces):
+            piece = self.read(path, offset + i * stride, piece_bytes)
+            if piece.size != piece_bytes:
+                return buffer[:i].reshape(-1)
+            buffer[i] = piece
+        return buffer.reshape(-1)
+
     def close(self) -> None:
         """Close the files; a later read opens them again."""
         for file in self._files.values():
