@@ -38,12 +38,12 @@ class DecodeManager:
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows of `reqs` as they were last read, ``[num_reqs]`` int32; never written to."""
+        """Rows of `reqs` as last read, ``[num_reqs]`` int32; never written to."""
         return self._rows
 
     @property
     def lens(self) -> np.ndarray:
-        """Tokens with KV of `reqs` as they were last read, ``[num_reqs]`` int32; never written to."""
+        """Tokens with KV of `reqs` as last read, ``[num_reqs]`` int32; never written to."""
         return self._lens
 
     def add(self, req: ScheduledReq) -> None:

@@ -214,10 +214,15 @@ class Lifecycle:
             num_queued = self._prefill.num_waiting - num_free
             if num_queued >= self._max_queued:
                 raise CapacityError(
-                    f"the queue is full: {num_queued} requests wait, "
-                    f"at most {self._max_queued} may"
+                    f"the queue is full: {num_queued} requests wait, at most {self._max_queued} may"
                 )
         params = msg.sampling_params
+        vocab_size = self._limits.vocab_size
+        for token_id in params.logit_bias:
+            if token_id >= vocab_size:
+                raise RequestError(
+                    f"logit_bias of token id {token_id}: must be from 0 to {vocab_size - 1}"
+                )
         max_len = self._max_len
         if params.max_tokens is not None:
             max_len = min(max_len, len(ids) + params.max_tokens)
