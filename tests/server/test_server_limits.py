@@ -98,6 +98,14 @@ def test_each_key_opens_also_below_the_root_path(guest: httpx.Client, key: str) 
     assert guest.get("/llm/health").status_code == 200
 
 
+def test_a_browser_can_send_a_key_as_a_password(guest: httpx.Client) -> None:
+    refused = guest.get("/")
+    assert refused.headers["www-authenticate"].startswith("Basic")
+    page = guest.get("/", auth=("anyone", KEY))
+    assert "<title>minisgl</title>" in page.text
+    assert guest.get("/v1/models", auth=("anyone", "wrong")).status_code == 401
+
+
 def test_a_preflight_needs_no_key_and_only_known_origins_pass(guest: httpx.Client) -> None:
     asked = {"Access-Control-Request-Method": "POST"}
     allow = "access-control-allow-origin"

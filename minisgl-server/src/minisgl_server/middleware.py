@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -56,6 +57,19 @@ class RequestIds:
                 _log(scope, request_id, status, time.perf_counter() - started_s)
 
 
+class RootPath:
+    """Takes paths with and without the prefix under which a proxy offers the server."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        """Wrap ``app``."""
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
 class ApiKeys:
     """Lets only those in who send a key; denies by default."""
 
@@ -78,7 +92,7 @@ class ApiKeys:
                 401,
                 "a key is needed: send it as 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
+                headers={"WWW-Authenticate": self._challenge(scope)},
             )
             await error.response()(scope, receive, send)
             return
@@ -89,10 +103,18 @@ class ApiKeys:
         if path.removeprefix(self._root_path) in OPEN_PATHS:
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() == "basic":
+            key = _password(key)
         digest = _digest(key.strip())
         # All are compared, each in constant time, so that time tells nothing about any of them.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return scheme.lower() in ("bearer", "basic") and any(matches)
+
+    def _challenge(self, scope: Scope) -> str:
+        """Let browsers ask for the key on the page: as a password, with any user name."""
+        path: str = scope["path"]
+        is_page = path.removeprefix(self._root_path) in ("", "/")
+        return 'Basic realm="minisgl"' if is_page else "Bearer"
 
 
 def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
@@ -113,6 +135,15 @@ def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
         request_id,
         extra=fields,
     )
+
+
+def _password(credentials: str) -> str:
+    """Return the password of HTTP Basic credentials, or nothing."""
+    try:
+        text = base64.b64decode(credentials, validate=True).decode()
+    except ValueError:
+        return ""
+    return text.partition(":")[2]
 
 
 def _digest(key: str) -> bytes:

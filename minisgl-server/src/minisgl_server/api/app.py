@@ -19,6 +19,7 @@ from minisgl_server.api.completions import CompletionRoutes
 from minisgl_server.api.errors import ApiError
 from minisgl_server.api.generate import GenerateRoute
 from minisgl_server.api.openapi import ERRORS, body_of, describe_app
+from minisgl_server.api.page import PageRoute
 from minisgl_server.api.requests import ClientDisconnect
 from minisgl_server.api.schemas import (
     AbortRequest,
@@ -29,7 +30,7 @@ from minisgl_server.api.schemas import (
     TokenizeRequest,
 )
 from minisgl_server.api.text_routes import TextRoutes
-from minisgl_server.middleware import ApiKeys, RequestIds
+from minisgl_server.middleware import ApiKeys, RequestIds, RootPath
 from minisgl_server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,6 @@ def create_app(state: ServerState, extra_routes: Sequence[object] = ()) -> FastA
         title="minisgl",
         description="OpenAI-compatible API of minisgl.",
         version=__version__,
-        root_path=settings.root_path,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
     )
@@ -70,6 +70,8 @@ def create_app(state: ServerState, extra_routes: Sequence[object] = ()) -> FastA
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
+    if settings.root_path:
+        app.add_middleware(RootPath, root_path=settings.root_path)
     app.add_middleware(RequestIds)
     return app
 
@@ -103,6 +105,9 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
         ("/metrics", admin.metrics),
         ("/v1/models", admin.models),
         ("/v1/models/{model_id:path}", admin.model),
+    )
+    app.add_api_route(
+        "/", PageRoute().page, methods=["GET"], include_in_schema=False, response_model=None
     )
     for path, reader in gets:
         app.add_api_route(path, reader, methods=["GET"], responses=ERRORS, response_model=None)

@@ -1,0 +1,3 @@
+"""The web page at ``/``."""
+
+from __future__ import annotations
