@@ -24,42 +24,32 @@ from minisgl import LLM, SamplingParams
 NUM_STEPS = 64
 
 
-def run(llm: LLM, batch: int, context: int, params: SamplingParams) -> float:
-    """Generate, and return the seconds that a decode step takes, prefill taken off."""
-    rng = random.Random(0)
-
-    def prompts() -> list[list[int]]:
-        return [[rng.randrange(3, 10_000) for _ in range(context)] for _ in range(batch)]
-
-    def timed(num_tokens: int) -> float:
-        each = SamplingParams(
-            max_tokens=num_tokens, ignore_eos=True, temperature=params.temperature
-        )
-        started = time.perf_counter()
-        llm.generate(prompts(), each, show_progress=False)
-        return time.perf_counter() - started
-
-    timed(8)
-    return (timed(NUM_STEPS + 1) - timed(1)) / NUM_STEPS
-
-
-def kernels(llm: LLM, batch: int, context: int, params: SamplingParams) -> dict[str, float]:
-    """Return microseconds per decode step by kernel name."""
-    rng = random.Random(1)
+def generate(llm: LLM, batch: int, context: int, num_tokens: int, temperature: float) -> float:
+    """Run ``batch`` fresh prompts of ``context`` tokens and return the seconds that it took."""
+    rng = random.Random(f"{batch} {num_tokens} {time.perf_counter()}")
     prompts = [[rng.randrange(3, 10_000) for _ in range(context)] for _ in range(batch)]
-    each = SamplingParams(max_tokens=NUM_STEPS + 1, ignore_eos=True, temperature=params.temperature)
-    stream = None if batch > 1 else llm.stream(prompts[0], each)
-    if stream is not None:
-        next(stream)  # the prefill stays out of the profile
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        if stream is not None:
-            list(stream)
-        else:
-            llm.generate(prompts, each, show_progress=False)
-        torch.cuda.synchronize()
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=temperature)
+    started = time.perf_counter()
+    llm.generate(prompts, params, show_progress=False)
+    return time.perf_counter() - started
+
+
+def step_seconds(llm: LLM, batch: int, context: int, temperature: float) -> float:
+    """Return the seconds that a decode step takes: a long run less a run of the prefill alone."""
+    generate(llm, batch, context, 8, temperature)
+    long_s = generate(llm, batch, context, NUM_STEPS + 1, temperature)
+    return (long_s - generate(llm, batch, context, 1, temperature)) / NUM_STEPS
+
+
+def kernel_us(llm: LLM, batch: int, context: int, temperature: float) -> dict[str, float]:
+    """Return microseconds per decode step by kernel, those of the prefill taken off."""
     totals: dict[str, float] = defaultdict(float)
-    for event in profiler.key_averages():
-        totals[event.key] += event.self_device_time_total / NUM_STEPS
+    for num_tokens, sign in ((NUM_STEPS + 1, 1), (1, -1)):
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            generate(llm, batch, context, num_tokens, temperature)
+            torch.cuda.synchronize()
+        for event in profiler.key_averages():
+            totals[event.key] += sign * event.self_device_time_total / NUM_STEPS
     return totals
 
 
@@ -75,15 +65,14 @@ def main() -> None:
     values = {
         k: int(v) if v.isdigit() else v for k, v in (item.split("=", 1) for item in args.setting)
     }
-    params = SamplingParams(temperature=args.temperature)
     with profile(activities=[ProfilerActivity.CUDA]):
         torch.zeros(1, device="cuda")  # graphs captured before the first profile are not traced
     with tempfile.TemporaryDirectory() as folder:
         model = write_shape(args.shape, Path(folder))
         with LLM(str(model), dummy_weight=True, **values) as llm:
             for batch in map(int, args.batches.split(",")):
-                step_us = 1e6 * run(llm, batch, args.context, params)
-                totals = kernels(llm, batch, args.context, params)
+                step_us = 1e6 * step_seconds(llm, batch, args.context, args.temperature)
+                totals = kernel_us(llm, batch, args.context, args.temperature)
                 busy_us = sum(totals.values())
                 print(f"\n{args.shape} batch {batch}: step {step_us:.0f} us, kernels {busy_us:.0f}")
                 for name, us in sorted(totals.items(), key=lambda item: -item[1])[:18]:

@@ -47,7 +47,10 @@ def main() -> None:
                 if number:  # the first round warms up
                     rates["offline"].append(offline)
                     rates["http"].append(streamed)
-                print(f"round {number}: offline {offline:.1f}, http {streamed:.1f} tokens/s", flush=True)
+                print(
+                    f"round {number}: offline {offline:.1f}, http {streamed:.1f} tokens/s",
+                    flush=True,
+                )
         finally:
             server.terminate()
     medians = {name: statistics.median(values) for name, values in rates.items()}
