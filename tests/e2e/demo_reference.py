@@ -44,7 +44,8 @@ def load_reference(path: Path) -> LlamaForCausalLM:
     is_tied = "lm_head.weight" not in state
     config = LlamaConfig(**_config(fields), vocab_size=len(state["model.embed_tokens.weight"]))
     config.tie_word_embeddings = is_tied
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.eval()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert missing == (["lm_head.weight"] if is_tied else [])

@@ -16,7 +16,6 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from tests.e2e.offline_harness import (
-    CheckedLLM,
     Tiny,
     assert_idle,
     greedy_params,
@@ -43,7 +42,7 @@ def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 @pytest.fixture(scope="module")
-def llm(tiny: Tiny) -> Iterator[CheckedLLM]:
+def llm(tiny: Tiny) -> Iterator[LLM]:
     with tiny.open() as llm:
         yield llm
 
@@ -82,7 +81,7 @@ def test_global_torch_settings_are_left_alone(tiny: Tiny) -> None:
     after = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
     assert after == before
     leaf = torch.ones(2, requires_grad=True)
-    (leaf * 2).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it bare
+    (leaf * 2).sum().backward()
 
 
 def test_two_llms_live_side_by_side(tiny: Tiny, other_tiny: Tiny) -> None:
@@ -108,7 +107,7 @@ def test_an_llm_may_be_made_and_used_in_another_thread(tiny: Tiny) -> None:
         assert pool.submit(work).result() == tiny.greedy(PROMPTS, NUM_TOKENS)
 
 
-def test_threads_share_one_llm(tiny: Tiny, llm: CheckedLLM) -> None:
+def test_threads_share_one_llm(tiny: Tiny, llm: LLM) -> None:
     prompts = random_prompts([3 + i % 19 for i in range(24)], seed=9)
     expected = tiny.greedy(prompts, NUM_TOKENS)
 
@@ -128,7 +127,7 @@ def test_a_deleted_llm_gives_its_memory_back(tiny: Tiny, is_shut_down: bool) -> 
     llm = tiny.open(cuda_graph_max_bs=2)
     llm.generate(PROMPTS, SAMPLED)
     list(llm.stream(PROMPTS[0], greedy_params(3)))
-    held = [
+    held: list[weakref.ref[object]] = [
         weakref.ref(llm),
         weakref.ref(rank_of(llm)._engine),
         weakref.ref(rank_of(llm)._engine._ctx.kv_pool),
@@ -149,7 +148,7 @@ def test_an_open_stream_ends_when_its_llm_is_shut_down(tiny: Tiny) -> None:
     assert_idle(llm)
 
 
-def test_what_one_call_left_behind_does_not_change_the_next(tiny: Tiny, llm: CheckedLLM) -> None:
+def test_what_one_call_left_behind_does_not_change_the_next(tiny: Tiny, llm: LLM) -> None:
     wanted = tiny.greedy(PROMPTS, NUM_TOKENS)
     for params in (SAMPLED, SamplingParams(max_tokens=3, logit_bias={7: 100}), SAMPLED):
         llm.generate(PROMPTS, params)

@@ -144,3 +144,21 @@ def test_a_bad_call_says_what_is_wrong_and_runs_nothing(
             llm.generate(prompts, params)
         assert llm.stats().num_prefill_tokens == 0
         assert len(llm.generate(["a"], greedy_params(2))[0]["token_ids"]) == 2
+
+
+def test_a_bias_beyond_the_vocabulary_is_refused_and_not_ignored(tiny: Tiny) -> None:
+    params = [SamplingParams(max_tokens=2, logit_bias={320: 1.0}), greedy_params(2)]
+    with tiny.open() as llm:
+        refused, other = llm.generate(["a", "b"], params)
+        assert refused["finish_reason"] == "error"
+        assert refused["error"] == "logit_bias of token id 320: must be from 0 to 319"
+        assert len(other["token_ids"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop", 5), ("stop", (5,)), ("stop_token_ids", 5), ("logit_bias", None), ("logit_bias", [1])],
+)
+def test_a_value_of_another_kind_is_named(field: str, value: Any) -> None:  # Any: on purpose
+    with pytest.raises(RequestError, match=field):
+        SamplingParams(**{field: value})

@@ -125,7 +125,12 @@ def open_daring(tiny: Tiny, name: str) -> CheckedLLM:
     return tiny.open_daring(**({"max_running_req": 32} | SCHEDULES[name]))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+SLOW = ("from graphs, no overlap", "in chunks of 7, no overlap", "one at a time")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SCHEDULES]
+)
 def test_company_and_schedule_change_nothing(
     tiny: Tiny, prompts: list[list[int]], alone: list[Completion], name: str
 ) -> None:

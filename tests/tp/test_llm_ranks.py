@@ -196,6 +196,16 @@ def test_ranks_die_with_a_parent_that_is_killed(folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_script_that_just_ends_is_not_held_up_by_its_ranks(folder: Path, tmp_path: Path) -> None:
+    text = SCRIPT.partition("    while True")[0] + "    global kept\n    kept = llm\n"
+    text += 'if __name__ == "__main__":\n    main()\n'
+    with start_script(text, folder, tmp_path) as run:
+        output, errors = run.communicate(timeout=120)
+    assert (run.returncode, errors) == (0, "")
+    assert_gone([int(pid) for pid in output.split()])
+
+
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(folder: Path, tmp_path: Path) -> None:
     with start_script(SCRIPT + "main()\n", folder, tmp_path) as run:
         _, errors = run.communicate(timeout=120)

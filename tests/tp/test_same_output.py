@@ -84,7 +84,7 @@ def cases() -> Iterator[ParameterSet]:
             yield pytest.param(case, tp, marks=marks)
 
 
-@pytest.mark.parametrize(("case", "tp"), cases())
+@pytest.mark.parametrize(("case", "tp"), list(cases()))
 def test_ranks_generate_what_one_rank_does(
     case: str, tp: int, model_folder: ModelFolder, pool: RankPool
 ) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from minisgl.errors import RequestError
 
@@ -12,6 +13,7 @@ GREEDY_TEMPERATURE = 1e-5
 """Below this the distribution is a point in float32, so the request is treated as greedy."""
 
 MAX_LOGPROBS = 20
+_T = TypeVar("_T")
 _INT32_MAX = 2**31 - 1
 
 
@@ -64,9 +66,14 @@ class SamplingParams:
         Raises:
             RequestError: A field has a value that is not allowed; the message names both.
         """
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        ids = _as_tuple("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ids)
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(
+                f"logit_bias {self.logit_bias!r}: must be a mapping of token ids to numbers"
+            )
         self._check_counts()
         self._check_ranges()
 
@@ -113,6 +120,13 @@ class SamplingParams:
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
+
+
+def _as_tuple(name: str, value: Iterable[_T]) -> tuple[_T, ...]:
+    """Refuse what is no list, such as one value without its brackets."""
+    if not isinstance(value, Iterable):
+        raise RequestError(f"{name} {value!r}: must be a list")
+    return tuple(value)
 
 
 def _check_int(name: str, value: int, low: int, high: int, also: str = "") -> None:

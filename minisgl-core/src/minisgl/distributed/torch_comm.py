@@ -76,6 +76,11 @@ class TorchCommunicator(Communicator):
             self._data = self._control
             if config.device.type == "cuda":
                 self._data = _nccl_group(_torch.PrefixStore("data/", store), config)
+        # Not asynchronous: on a GPU the work then goes to the current stream, not to one aside.
+        self._sum_options = _torch.AllreduceOptions()
+        self._sum_options.asyncOp = False
+        self._gather_options = _torch.distributed_c10d.AllgatherOptions()
+        self._gather_options.asyncOp = False
         self._broadcast_options = _torch.BroadcastOptions()
         self._broadcast_options.rootRank = 0
         self._broadcast_options.timeout = _NEVER
@@ -84,7 +89,7 @@ class TorchCommunicator(Communicator):
         """Sum over ranks, in place where the tensor is contiguous."""
         tensor = tensor.contiguous()
         with _as_comm_error():
-            self._data.allreduce([tensor]).wait()
+            _wait(self._data.allreduce([tensor], self._sum_options))
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -92,7 +97,7 @@ class TorchCommunicator(Communicator):
         tensor = tensor.contiguous()
         parts = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
         with _as_comm_error():
-            self._data._allgather_base(parts, tensor).wait()
+            _wait(self._data._allgather_base(parts, tensor, self._gather_options))
         parts = parts.view(self.size, *tensor.shape)  # [size, ..., n]
         return parts.movedim(0, -2).flatten(-2)  # [..., size * n]
 
@@ -121,7 +126,7 @@ class TorchCommunicator(Communicator):
         options = _torch.AllreduceOptions()
         options.reduceOp = _torch.ReduceOp.MIN
         with _as_comm_error():
-            self._control.allreduce([tensor], options).wait()
+            _wait(self._control.allreduce([tensor], options))
         return int(tensor)
 
     def shutdown(self) -> None:
@@ -132,7 +137,7 @@ class TorchCommunicator(Communicator):
 
     def _broadcast(self, data: torch.Tensor) -> None:
         with _as_comm_error():
-            self._control.broadcast([data], self._broadcast_options).wait()
+            _wait(self._control.broadcast([data], self._broadcast_options))
 
 
 def build_communicator(config: CommConfig) -> Communicator:
@@ -206,6 +211,12 @@ def _nccl_group(store: Any, config: CommConfig) -> Any:  # Any: as above
     options = _torch.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=config.timeout_s)
     return _torch.ProcessGroupNCCL(store, config.rank, config.size, options)
+
+
+def _wait(work: Any) -> None:  # Any: as above
+    """Wait for a collective; one that is not asynchronous may leave nothing to wait for."""
+    if work is not None:
+        work.wait()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import weakref
@@ -61,6 +62,9 @@ class RankGroup(Ranks):
 
         followers = start_followers(FollowerPlan(settings, endpoints, on_failure))
         self._finalizer = weakref.finalize(self, _end, os.getpid(), driver, followers, folder)
+        # A finalizer runs at exit by itself, but maybe after multiprocessing has begun to wait for
+        # its children; what is registered last runs first.
+        atexit.register(self._finalizer)
         self._driver, self._followers = driver, followers
         self.lock = DriverLock(driver)
         self._member = _Member(request, endpoints.rendezvous, followers, driver)
@@ -107,10 +111,11 @@ class RankGroup(Ranks):
         try:
             self._driver.call(self._member.leave, _SHUTDOWN_S)
             self._followers.end(_SHUTDOWN_S)
-        except (WorkerError, TimeoutError) as error:
+        except (MinisglError, TimeoutError) as error:
             logger.debug("the ranks did not part in order: %s", error)
         finally:
             self._finalizer()
+            atexit.unregister(self._finalizer)
 
 
 class _Member:

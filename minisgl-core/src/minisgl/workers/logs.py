@@ -25,6 +25,7 @@ def configure_logging(options: LogOptions, role: str) -> None:
     is_json = options.format == "json"
     handler.setFormatter(JsonFormatter(role) if is_json else TextFormatter(role))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.captureWarnings(True)  # or they would be lines of another form
     for name in ("minisgl", "minisgl_server"):
         logging.getLogger(name).setLevel(options.level)
 
