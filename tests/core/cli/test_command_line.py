@@ -7,13 +7,18 @@ import sys
 import pytest
 
 from minisgl.cli.main import main
+from minisgl.plugin.discovery import CORE, discover
 from tests.core.plugin.installed import Boot, Site
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_settings_and_no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make results independent of the environment and of what else is installed in it."""
     for name in [name for name in os.environ if name.startswith("MINISGL_")]:
         monkeypatch.delenv(name)
+    siblings = [name for name in discover().versions if name.startswith("minisgl-")]
+    siblings.remove(CORE)
+    monkeypatch.setenv("MINISGL_PLUGINS", ",".join(f"-{name}" for name in siblings))
 
 
 def test_without_arguments_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
