@@ -77,7 +77,7 @@ def test_settings_can_be_sent_to_another_process() -> None:
 
 def test_a_section_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        load().engine.page_size = 3
+        load().engine.page_size = 3  # type: ignore[misc]  # the point of the test
 
 
 def test_a_plugin_section_has_its_backends_prefix(boot: Boot) -> None:
