@@ -61,6 +61,9 @@ def _run(arguments: list[str]) -> int:
     if not name:
         sys.stdout.write(help_text(plugins.commands.values()))
         return 0 if arguments else EXIT_USAGE
+    # A name may have two words, so that several distributions can offer parts of one subcommand.
+    if rest and f"{name} {rest[0]}" in plugins.commands:
+        name, rest = f"{name} {rest[0]}", rest[1:]
     command = find_command(plugins.commands, name)
     context = parse(plugins, command, rest)
     return _load(command)(context)
