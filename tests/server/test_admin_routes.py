@@ -76,4 +76,6 @@ def test_the_server_is_what_the_command_does_by_default() -> None:
 def idle_state() -> ServerState:
     facts = EngineFacts("m", "cpu", 8, 1, 8, 1, 1)
     client = EngineClient.__new__(EngineClient)  # has no workers and is not asked
-    return ServerState(ServerSettings(), client, facts, Metrics(), ("m",), {}, None, 0)
+    return ServerState(
+        ServerSettings.model_validate({}), client, facts, Metrics(), ("m",), {}, None, 0
+    )

@@ -1,0 +1,3 @@
+"""``minisgl bench serve``: load on any server with OpenAI's API."""
+
+from __future__ import annotations
