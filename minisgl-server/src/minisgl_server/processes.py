@@ -87,11 +87,6 @@ class WorkerGroup:
         """Find out which worker failed first, now that one has failed, and return its error."""
         return find_cause(self.workers)[1]
 
-    @property
-    def dead(self) -> list[Worker]:
-        """Workers that have ended."""
-        return [worker for worker in self.workers if not worker.is_alive]
-
     def stop(self, timeout_s: float) -> None:
         """Wait for workers that were told to exit, then end the rest."""
         deadline = time.monotonic() + timeout_s
