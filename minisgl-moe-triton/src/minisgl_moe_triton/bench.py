@@ -49,8 +49,6 @@ def run(context: CommandContext) -> int:
         SettingsError: An argument is not allowed, or there is no usable GPU.
     """
     arguments = context.arguments
-    if context.positionals != ("moe",):
-        raise SettingsError(f"minisgl bench {' '.join(context.positionals)}: must be moe")
     shape, token_counts = _shape(arguments), _token_counts(arguments.tokens)
     if not torch.cuda.is_available():
         raise SettingsError("minisgl bench moe: needs a CUDA device, none is usable here")

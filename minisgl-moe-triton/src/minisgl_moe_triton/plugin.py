@@ -42,10 +42,9 @@ def minisgl_subcommands() -> list[Subcommand]:
     """Offer ``minisgl bench moe``."""
     return [
         Subcommand(
-            name="bench",
-            summary="time a kernel on this GPU; `bench moe --tune` finds better tiles",
+            name="bench moe",
+            summary="time the fused MoE on this GPU; with --tune, find better tiles",
             run="minisgl_moe_triton.bench:run",
-            positionals="moe",
             add_arguments=_add_arguments,
         )
     ]
