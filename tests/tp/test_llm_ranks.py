@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import multiprocessing
 import os
@@ -96,16 +95,11 @@ def test_a_stream_that_is_closed_gives_its_pages_back(llm: LLM) -> None:
 def test_an_interrupt_ends_its_call_and_nothing_else(llm: LLM) -> None:
     expected = llm.generate("def", GREEDY)
 
-    def interrupt_when_running() -> None:
-        while llm.stats().num_running == 0:
-            time.sleep(0.005)
-        _thread.interrupt_main()
-
-    watcher = threading.Thread(target=interrupt_when_running)
-    watcher.start()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        llm.generate([[5, 6, 7]] * 400, ENDLESS)  # many, so that it is not over before
-    watcher.join()
+        llm.generate([[5, 6, 7]] * 1000, ENDLESS)  # many, so that it is not over before
+    timer.join()
     assert llm.stats().num_running == 0
     assert llm.generate("def", GREEDY)[0]["text"] == expected[0]["text"]
 
