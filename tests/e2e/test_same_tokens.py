@@ -111,6 +111,7 @@ def open_case(work: Work, case: Case) -> CheckedLLM:
         page_size=case.page_size,
         num_page_override=-(-int(longest * case.pool + 1) // case.page_size),
         cuda_graph_max_bs=case.graph,
+        prefill_graph_max_tokens=5 * case.graph,
     )
 
 

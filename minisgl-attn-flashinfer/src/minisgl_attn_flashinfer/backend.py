@@ -59,7 +59,9 @@ class FlashInferBackend(AttentionBackend):
         """Attend with the wrapper that was planned for this layer's group."""
         metadata: FlashInferMetadata = batch.attn_metadata
         wrapper = metadata.wrappers[self._group_of_layer[layer_id]]
-        out: torch.Tensor = wrapper.run(q, self._caches[layer_id])
+        # Left to itself, FlashInfer fills what it returns with zeros first.
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        wrapper.run(q, self._caches[layer_id], out=out)
         return out
 
     def init_graph(self, max_batch_size: int) -> None:

@@ -52,6 +52,7 @@ class Req:
         "sampling_params",
         "cache_handle",
         "num_cached_prompt_tokens",
+        "num_scored",
     )
 
     def __init__(
@@ -77,6 +78,7 @@ class Req:
         self.sampling_params = sampling_params
         self.cache_handle: CacheHandle | None = None
         self.num_cached_prompt_tokens = 0
+        self.num_scored = 1  # prompt tokens whose log-probabilities are known; the first has none
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -97,6 +99,12 @@ class Req:
     def remain_len(self) -> int:
         """Tokens that may still be generated."""
         return self.max_device_len - self.device_len
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be computed."""
+        wanted = self.sampling_params.prompt_logprobs
+        return wanted is not None and self.num_scored < self.prompt_len
 
     def complete_one(self) -> None:
         """Account for a launched step that samples one token."""
@@ -239,14 +247,25 @@ class Context:
         return self._batch
 
     @contextmanager
-    def forward_batch(self, batch: Batch) -> Iterator[None]:
-        """Make this context the global one, and ``batch`` its batch, for the duration."""
+    def forward_batch(
+        self, batch: Batch, attn_backend: AttentionBackend | None = None
+    ) -> Iterator[None]:
+        """Make this context the global one, and ``batch`` its batch, for the duration.
+
+        Args:
+            batch: What the model will compute.
+            attn_backend: Stands in for the context's own, while a step is cut at its attention.
+        """
         assert self._batch is None, "forward_batch does not nest"
         token = _ACTIVE.set(self)
+        own_backend = self.attn_backend
         try:
             self._batch = batch  # in here: Ctrl-C may come anywhere, and must not leave it set
+            if attn_backend is not None:
+                self.attn_backend = attn_backend
             yield
         finally:
+            self.attn_backend = own_backend
             self._batch = None
             _ACTIVE.reset(token)
 

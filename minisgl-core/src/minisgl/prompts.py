@@ -96,6 +96,8 @@ def encode_prompt(
 
 def _checked(ids: Sequence[int]) -> list[int]:
     """Return token ids as a list; a fraction must not be cut to another token."""
+    if set(map(type, ids)) == {int}:  # the usual case, without a loop over tokens in Python
+        return list(ids)
     for token_id in ids:
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
             raise RequestError(f"token id {token_id!r}: must be an integer")

@@ -39,6 +39,11 @@ def graph_engine(tiny: tuple[Path, PreTrainedModel]) -> Engine:
     return make_engine(tiny[0], cuda_graph_max_bs=4)
 
 
+@pytest.fixture(scope="module")
+def prefill_graph_engine(tiny: tuple[Path, PreTrainedModel]) -> Engine:
+    return make_engine(tiny[0], prefill_graph_max_tokens=24)
+
+
 def run(
     engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS
 ) -> list[list[int]]:
@@ -85,13 +90,34 @@ def test_a_forgotten_copy_into_a_graph_buffer_shows(
     assert run(graph_engine, GREEDY) != wanted
 
 
+def test_captured_prefills_give_the_tokens_of_the_plain_path(
+    engine: Engine, prefill_graph_engine: Engine
+) -> None:
+    # All together are 22 tokens in a graph of 24, so that padding takes part.
+    assert run(prefill_graph_engine, GREEDY) == run(engine, GREEDY)
+    long = [[3 + i % 7 for i in range(30)]]  # runs op by op
+    assert run(prefill_graph_engine, GREEDY, long) == run(engine, GREEDY, long)
+
+
+@pytest.mark.parametrize("field", ["input_ids", "positions", "out_loc", "sample_rows"])
+def test_a_forgotten_copy_into_a_prefill_buffer_shows(
+    engine: Engine, prefill_graph_engine: Engine, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = run(engine, GREEDY)
+    prefill_graph_engine._inputs.load_dummy_prefill(24)
+    slot = prefill_graph_engine._inputs.prefill_slot(24)
+    scratch = {name: array.copy() for name, array in slot.host[0].items()}
+    monkeypatch.setitem(slot.host[0], field, scratch[field])
+    assert run(prefill_graph_engine, GREEDY) != wanted
+
+
 def test_batches_above_the_largest_graph_run_without_one(graph_engine: Engine) -> None:
     prompts = [*PROMPTS, [8, 8], [9, 10, 11]]
     together = run(graph_engine, GREEDY, prompts)
     assert together == [run(graph_engine, GREEDY, [prompt])[0] for prompt in prompts]
 
 
-@pytest.mark.parametrize("which", ["engine", "graph_engine"])
+@pytest.mark.parametrize("which", ["engine", "graph_engine", "prefill_graph_engine"])
 def test_a_seeded_request_gives_the_same_tokens_in_any_company(
     which: str, request: pytest.FixtureRequest
 ) -> None:
@@ -120,7 +146,7 @@ def test_greedy_and_sampled_rows_mix(engine: Engine) -> None:
     assert mixed[1] != run(engine, GREEDY, PROMPTS[:2])[1]
 
 
-@pytest.mark.parametrize("which", ["engine", "graph_engine"])
+@pytest.mark.parametrize("which", ["engine", "graph_engine", "prefill_graph_engine"])
 def test_penalties_equal_their_definition(
     which: str, tiny: tuple[Path, PreTrainedModel], request: pytest.FixtureRequest
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from minisgl.config.sections import EngineSettings
 from minisgl.engine.graph import GraphRunner, graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
 from minisgl.engine.packed import Field, PackedLayout, Staging
+from minisgl.engine.prefill_graph import prefill_graph_sizes
 from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
 
@@ -55,6 +58,15 @@ def test_every_batch_up_to_the_largest_graph_finds_one_that_fits() -> None:
         assert size >= n
     assert runner.padded_size(101) is None
     assert GraphRunner(()).padded_size(1) is None
+
+
+def test_sizes_of_captured_prefills_waste_at_most_a_fifth_of_a_long_step() -> None:
+    assert prefill_graph_sizes(0) == ()
+    assert prefill_graph_sizes(5) == (5,)
+    sizes = prefill_graph_sizes(8192)
+    assert sizes[:6] == (64, 128, 192, 256, 320, 384)
+    assert sizes[-5:] == (4096, 5120, 6144, 7168, 8192)
+    assert all(b <= max(64 + a, 1.25 * a) for a, b in pairwise(sizes))
 
 
 def test_pages_fill_the_bytes_given_but_no_more_than_rows_can_use() -> None:

@@ -130,6 +130,14 @@ class EngineSettings(SettingsSection):
         description="Largest decode batch, in requests, that runs from a captured graph; 0 "
         "captures none, auto is 256 on a GPU and 0 on a CPU. Read by the engine.",
     )
+    prefill_graph_max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=2**24,
+        description="Most prompt tokens of a step that runs from captured graphs, all but its "
+        "attention; 0 captures none, auto is 0 on a CPU and on a GPU as many as it computes while "
+        "the host would launch the step. Read by the engine.",
+    )
     tp: Annotated[
         int,
         Setting(

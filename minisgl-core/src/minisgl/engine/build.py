@@ -20,10 +20,11 @@ from minisgl.engine.contract import EngineLimits
 from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
+from minisgl.engine.prefill_graph import launch_bound_tokens, prefill_graph_sizes
 from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
-from minisgl.models.config import normalize_config
 from minisgl.models.contract import Model, ModelBuild
+from minisgl.models.read import read_model_config
 from minisgl.moe.contract import MoEBackend, MoEConfig
 from minisgl.ops.contract import KernelConfig, KernelTable
 from minisgl.ops.table import build_kernel_table
@@ -85,7 +86,7 @@ class _Builder:
         settings = request.settings
         self._request = request
         self._settings = settings
-        self._config = normalize_config(request.files.config, request.manager.names("model"))
+        self._config = read_model_config(request.files.config, request.manager)
         self._device = pick_device(settings.engine.device, request.rank)
         if self._device.type == "cpu":
             logger.debug("%d CPU threads", set_cpu_threads(settings.engine.tp))
@@ -114,6 +115,7 @@ class _Builder:
             limits=limits,
             base_seed=_shared_seed(comm),
             graph_sizes=self._graph_sizes(),
+            prefill_graph_sizes=self._prefill_graph_sizes(),
             logits_processors=(
                 *logits_processors(hooks, info),
                 *self._request.logits_processors,
@@ -274,6 +276,15 @@ class _Builder:
         if max_batch is None:
             max_batch = _MAX_GRAPH_BATCH if self._device.type == "cuda" else 0
         return graph_sizes(min(max_batch, engine.max_running_requests))
+
+    def _prefill_graph_sizes(self) -> tuple[int, ...]:
+        """Return the numbers of prompt tokens to capture; a CPU captures only when asked to."""
+        engine = self._settings.engine
+        max_tokens = engine.prefill_graph_max_tokens
+        if max_tokens is None:
+            is_cuda = self._device.type == "cuda" and engine.cuda_graph_max_bs != 0
+            max_tokens = launch_bound_tokens(self._config, engine.tp) if is_cuda else 0
+        return prefill_graph_sizes(min(max_tokens, self._settings.scheduler.max_prefill_length))
 
 
 def _shared_seed(comm: Communicator) -> int:

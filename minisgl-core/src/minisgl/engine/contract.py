@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from minisgl.core import Batch
 from minisgl.message.types import TokenLogprobs
 
-__all__ = ["EngineLimits", "ForwardOutput", "StepEngine", "StepResult", "TokenLogprobs"]
+__all__ = [
+    "EngineLimits",
+    "ForwardOutput",
+    "PromptScores",
+    "StepEngine",
+    "StepResult",
+    "TokenLogprobs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +42,33 @@ class EngineLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of some prompt tokens of one request.
+
+    Attributes:
+        index: Of the request in the batch.
+        start: Index of the first of these tokens in the prompt, at least 1.
+        logprobs: Of the tokens from there on.
+    """
+
+    index: int
+    start: int
+    logprobs: list[TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step made, on the host.
 
     Attributes:
         token_ids: ``[num_sampled]`` int32; one per request that samples, in request order.
         logprobs: Row in ``token_ids`` to log-probabilities, for the requests that asked.
+        scores: Prefill only: of prompt tokens, for the requests that asked.
     """
 
     token_ids: np.ndarray
     logprobs: dict[int, TokenLogprobs]
+    scores: list[PromptScores] = field(default_factory=list)
 
 
 class ForwardOutput(ABC):
@@ -70,6 +94,8 @@ class StepEngine(ABC):
         """Launch one step.
 
         ``batch.reqs``, ``phase``, ``is_sampled`` and ``host`` are set by the caller. Of a prefill
-        request the tokens ``cached_len … device_len`` are taken from the host; of a decode request
-        the newest one from the token pool. The caller accounts (``complete_one``) afterwards.
+        request the tokens ``cached_len … device_len`` are taken from the host, and where it
+        ``is_scoring`` the log-probabilities of the prompt tokens behind them are made; of a decode
+        request the newest one from the token pool. The caller accounts (``complete_one``)
+        afterwards.
         """

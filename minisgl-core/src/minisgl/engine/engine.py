@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ from minisgl.core import Batch, Context, Req, SamplingParams, StepArrays
 from minisgl.device import Stream
 from minisgl.distributed.contract import Communicator
 from minisgl.engine.contract import EngineLimits, ForwardOutput, StepEngine
-from minisgl.engine.edits import edit_logits
+from minisgl.engine.edits import LogitEditor
 from minisgl.engine.graph import GraphKey, GraphRunner, StepOutput
 from minisgl.engine.inputs import StepInputs, StepTensors
-from minisgl.engine.logprobs import PendingLogprobs
+from minisgl.engine.logprobs import PendingLogprobs, PendingScores, ScorePlan, plan_scores
 from minisgl.engine.outputs import OutputRing
+from minisgl.engine.prefill_graph import PrefillGraphs, PrefillStep
 from minisgl.engine.row_params import RowParams
 from minisgl.models.contract import Model
 from minisgl.ops.contract import SamplingHints, SamplingInputs
@@ -35,6 +37,7 @@ class EngineParts:
         limits: Sizes, the same on all ranks.
         base_seed: Makes unseeded requests differ between engines; the same on all ranks.
         graph_sizes: Ascending decode batch sizes to capture.
+        prefill_graph_sizes: Ascending numbers of prompt tokens to capture.
         logits_processors: Of hooks and of the caller; applied to every row, in order.
     """
 
@@ -44,7 +47,19 @@ class EngineParts:
     limits: EngineLimits
     base_seed: int
     graph_sizes: tuple[int, ...] = ()
+    prefill_graph_sizes: tuple[int, ...] = ()
     logits_processors: tuple[LogitsProcessor, ...] = ()
+
+
+class _Sampled(NamedTuple):
+    """A step that has sampled from the plain logits, and whom its rows belong to."""
+
+    output: StepOutput
+    tensors: StepTensors
+    reqs: list[Req]
+    rows: np.ndarray  # of the page table
+    seq_lens: np.ndarray
+    is_decode: bool
 
 
 class Engine(StepEngine):
@@ -66,14 +81,19 @@ class Engine(StepEngine):
         self._params = RowParams(
             num_rows, parts.limits.vocab_size, parts.base_seed, bool(parts.logits_processors)
         )
+        self._editor = LogitEditor(
+            parts.limits.vocab_size, parts.device, parts.limits.eos_token_ids
+        )
         self._stream = Stream(parts.device)
         self._flat_pool = self._ctx.token_pool.view(-1)
         self._outputs = OutputRing(num_rows, parts.device)
         self._graphs = GraphRunner(parts.graph_sizes)
+        self._prefill_graphs = PrefillGraphs(parts.prefill_graph_sizes)
         with torch.inference_mode(), self._stream.activate():
             self._inputs = StepInputs(self._ctx, self._params, num_rows)
             self._warm_up()
             self._capture(show_progress)
+            self._capture_prefill(show_progress)
         self._stream.synchronize()
 
     @property
@@ -98,21 +118,39 @@ class Engine(StepEngine):
         for req, is_sampled in zip(batch.reqs, batch.is_sampled, strict=True):
             if is_sampled:
                 self._params.admit(req)
+                self._editor.admit(req)
+        scores = plan_scores(batch)
         sampled = np.flatnonzero(batch.is_sampled)
         reqs = [batch.reqs[i] for i in sampled]
-        rows, seq_lens = host.table_idx[sampled], host.seq_lens[sampled]
-        tensors = self._inputs.load_prefill(batch)
+        num_rows = len(reqs) + len(scores.rows)
+        num_tokens = int((host.seq_lens - host.cached_lens).sum())
+        size = self._prefill_graphs.padded_size(num_tokens, num_rows)
+        tensors = self._inputs.load_prefill(batch, size, scores.rows)
         self._flat_pool.index_copy_(0, tensors.token_loc, _tensor(batch.input_ids))
         self._ctx.attn_backend.prepare_metadata(batch)
-        with self._ctx.forward_batch(batch):
-            logits = self._model.forward()  # [num_sampled, vocab_size]
-        if not reqs:
-            return self._outputs.launch(logits.new_empty(0, dtype=torch.int32), None)
-        if self._params.has_edits(rows, seq_lens):
-            return self._sample_edited(logits, tensors, reqs, rows, seq_lens, newest=None)
+        if size is None:
+            with self._ctx.forward_batch(batch):
+                logits = self._model.forward()  # [num_sampled + num_scored, vocab_size]
+        else:
+            logits = self._prefill_graphs.replay(size, batch, num_tokens)[:num_rows]
+        return self._sample_prefill(logits, tensors, batch, scores)
+
+    def _sample_prefill(
+        self, logits: torch.Tensor, tensors: StepTensors, batch: Batch, scores: ScorePlan
+    ) -> ForwardOutput:
+        """Sample where a prompt ends, and say how likely the prompts were that ask."""
+        host = batch.host
+        assert host is not None, "the scheduler sets batch.host"
+        sampled = np.flatnonzero(batch.is_sampled)
+        n = len(sampled)
+        pending = PendingScores(logits[n:], scores) if scores.spans else None
+        if not n:
+            return self._outputs.launch(logits.new_empty(0, dtype=torch.int32), None, pending)
+        rows, seq_lens = host.table_idx[sampled], host.seq_lens[sampled]
         is_all_greedy = self._params.is_all_greedy(rows)
-        tokens = self._sample(logits, tensors, is_all_greedy, self._params.hints(rows))
-        return self._outputs.launch(tokens, None)
+        tokens = self._sample(logits[:n], tensors, is_all_greedy, self._params.hints(rows))
+        output, reqs = StepOutput(logits[:n], tokens), [batch.reqs[i] for i in sampled]
+        return self._finish(_Sampled(output, tensors, reqs, rows, seq_lens, False), pending)
 
     def _decode(self, batch: Batch) -> ForwardOutput:
         """Compute one token of each request, from a graph where one fits."""
@@ -120,7 +158,6 @@ class Engine(StepEngine):
         assert host is not None, "the scheduler sets batch.host"
         rows, n = host.table_idx, batch.size
         is_all_greedy = self._params.is_all_greedy(rows)
-        has_edits = self._params.has_edits(rows, host.seq_lens)
         size = self._graphs.padded_size(n)
         tensors = self._inputs.load_decode(batch, n if size is None else size)
         if size is None:
@@ -129,12 +166,8 @@ class Engine(StepEngine):
         else:
             self._ctx.attn_backend.prepare_for_replay(batch)
             output = self._graphs.replay(GraphKey(size, is_all_greedy))
-        if not has_edits:
-            return self._outputs.launch(output.tokens[:n], None)
-        # Sampling was part of the step; do it again on edited logits and overwrite the tokens.
-        newest = self._flat_pool[tensors.token_loc[:n]]
-        logits = output.logits[:n]
-        return self._sample_edited(logits, tensors, batch.reqs, rows, host.seq_lens, newest)
+        output = StepOutput(output.logits[:n], output.tokens[:n])
+        return self._finish(_Sampled(output, tensors, batch.reqs, rows, host.seq_lens, True))
 
     def _decode_step(
         self,
@@ -164,25 +197,34 @@ class Engine(StepEngine):
         self._flat_pool.index_copy_(0, tensors.write_loc, tokens)
         return tokens
 
-    def _sample_edited(
-        self,
-        logits: torch.Tensor,
-        tensors: StepTensors,
-        reqs: list[Req],
-        rows: np.ndarray,
-        seq_lens: np.ndarray,
-        newest: torch.Tensor | None,
-    ) -> ForwardOutput:
-        """Sample with penalties, bias, processors and log-probabilities."""
-        n = len(reqs)
-        edited = edit_logits(logits, reqs, seq_lens, newest, self.limits.eos_token_ids)
+    def _finish(self, step: _Sampled, scores: PendingScores | None = None) -> ForwardOutput:
+        """Sample again where logits are to be edited, and bring everything to the host."""
+        tokens = step.output.tokens
+        edited = self._params.edited(step.rows, step.seq_lens)
+        if len(edited):
+            tokens = self._sample_edited(step, edited)
+        logprobs = None
+        if self._params.has_logprobs(step.rows):
+            logprobs = PendingLogprobs(step.output.logits, tokens, step.reqs)
+        return self._outputs.launch(tokens, logprobs, scores)
+
+    def _sample_edited(self, step: _Sampled, indices: np.ndarray) -> torch.Tensor:
+        """Sample some rows again, with penalties, bias and processors, and overwrite their tokens.
+
+        Returns:
+            ``[num_rows]`` int32 tokens of all rows.
+        """
+        tensors, index = step.tensors, torch.from_numpy(indices).to(self.device)
+        rows, reqs = step.rows[indices], [step.reqs[i] for i in indices]
+        newest = self._flat_pool[tensors.token_loc[index]] if step.is_decode else None
+        edited = self._editor.edit(step.output.logits[index], reqs, step.seq_lens[indices], newest)
         for processor in self._parts.logits_processors:
             processor(edited, reqs)
-        inputs = SamplingInputs(*(t[:n] for t in tensors.sampling))
-        is_all_greedy = self._params.is_all_greedy(rows)
-        tokens = self._ctx.kernels.sample(edited, inputs, is_all_greedy, self._params.hints(rows))
-        self._flat_pool.index_copy_(0, tensors.write_loc[:n], tokens)
-        return self._outputs.launch(tokens, PendingLogprobs(logits, tokens, reqs))
+        inputs = SamplingInputs(*(t[index] for t in tensors.sampling))
+        is_all_greedy, hints = self._params.is_all_greedy(rows), self._params.hints(rows)
+        tokens = self._ctx.kernels.sample(edited, inputs, is_all_greedy, hints)
+        self._flat_pool.index_copy_(0, tensors.write_loc[index], tokens)
+        return step.output.tokens.index_copy(0, index, tokens)
 
     def _capture(self, show_progress: bool) -> None:
         """Capture every decode graph, largest first so that their memory is shared."""
@@ -201,6 +243,19 @@ class Engine(StepEngine):
             self._ctx.attn_backend.prepare_for_capture(batch)
             step = partial(self._decode_step, batch, slot.tensors, key.is_all_greedy)
             self._graphs.capture(key, step, self.device)
+
+    def _capture_prefill(self, show_progress: bool) -> None:
+        """Capture prefills, largest first so that their memory is shared."""
+        sizes = self._prefill_graphs.sizes
+        if not sizes:
+            return
+        pool, model = self._ctx.kv_pool.k_slots(0), self._model
+        attended = pool.new_zeros(sizes[-1], model.num_qo_heads, model.head_dim)
+        bar = tqdm(sizes[::-1], "capturing prefills", disable=not show_progress, leave=False)
+        for size in bar:
+            batch = self._inputs.load_dummy_prefill(size)
+            step = PrefillStep(model, self._ctx, batch, attended[:size])
+            self._prefill_graphs.capture(size, step)
 
     def _warm_up(self) -> None:
         """Run each kind of step once on the dummy page, so that no user waits for a compile."""

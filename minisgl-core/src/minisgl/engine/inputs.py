@@ -11,6 +11,7 @@ import torch
 
 from minisgl.core import Batch, Context, StepArrays
 from minisgl.engine.packed import Field, PackedLayout, Staging, numpy_views
+from minisgl.engine.prefill_graph import MAX_SAMPLED
 from minisgl.engine.row_params import RowParams, param_fields, sampling_inputs
 from minisgl.ops.contract import SamplingInputs
 
@@ -64,11 +65,34 @@ class DecodeSlot:
         )
 
 
+class PrefillSlot:
+    """What a captured prefill of one padded size reads, at fixed addresses."""
+
+    def __init__(self, size: int, staging: Staging) -> None:
+        """Lay out a step of ``size`` tokens at the start of the buffers."""
+        layout = self.layout(size)
+        self.num_bytes = layout.num_bytes
+        self.host = [numpy_views(layout.views(buffer)) for buffer in staging.host]
+        self.device = layout.views(staging.device)
+
+    @staticmethod
+    def layout(size: int) -> PackedLayout:
+        """Place the inputs of the model."""
+        return PackedLayout(
+            [
+                Field("input_ids", _I32, size),
+                Field("positions", _I32, size),
+                Field("out_loc", _I64, size),
+                Field("sample_rows", _I64, MAX_SAMPLED),
+            ]
+        )
+
+
 class StepInputs:
     """Fills batches; owns the staging buffers and the device page table."""
 
     def __init__(self, ctx: Context, params: RowParams, max_running_reqs: int) -> None:
-        """Allocate staging for decode; prefill staging grows on demand."""
+        """Allocate staging for decode; that for all else is made and grows on demand."""
         self._ctx = ctx
         self._params = params
         self._device = ctx.page_table.device
@@ -80,6 +104,8 @@ class StepInputs:
         self._decode = Staging(128 * (max_running_reqs + 16), self._device)
         self._bulk = Staging(1 << 16, self._device)
         self._slots: dict[int, DecodeSlot] = {}
+        self._prefill: Staging | None = None
+        self._prefill_slots: dict[int, PrefillSlot] = {}
         self._arange = torch.arange(max_running_reqs + 1, dtype=_I32, device=self._device)
 
     def load_decode(self, batch: Batch, size: int) -> StepTensors:
@@ -150,10 +176,19 @@ class StepInputs:
         views["write_loc"][n:] = self._dummy_row * self._pool_width
         views["out_loc"][n:] = self._ctx.kv_pool.dummy_page * self._ctx.page_size
 
-    def load_prefill(self, batch: Batch) -> StepTensors:
-        """Fill a prefill batch and submit the copy; see `load_decode`."""
+    def load_prefill(
+        self, batch: Batch, size: int | None = None, scored_rows: np.ndarray | None = None
+    ) -> StepTensors:
+        """Fill a prefill batch and submit the copies; see `load_decode`.
+
+        Args:
+            batch: To fill; its tensors have no padding.
+            size: Padded number of tokens of the captured step whose inputs (`prefill_slot`) are
+                to be filled, or ``None`` for a step that is launched op by op.
+            scored_rows: ``[num_scored]`` int64, further tokens whose logits are wanted; they come
+                behind those that sample.
+        """
         host = _host(batch)
-        self._update_page_table(host)  # first: both use the bulk buffer
         lens = host.seq_lens - host.cached_lens
         rows = np.repeat(np.arange(batch.size), lens)
         starts = np.cumsum(lens) - lens
@@ -166,26 +201,32 @@ class StepInputs:
         tokens = [r.tokens[r.cached_len : r.device_len] for r in batch.reqs]
         params = {f.name: np.empty(f.length, _NUMPY[f.dtype]) for f in param_fields(len(sampled))}
         self._params.gather(sampled_rows, params)
-        views = self._upload(
-            {
-                "input_ids": np.concatenate(tokens),
-                "positions": positions.astype(np.int32),
-                "out_loc": pages * page_size + positions % page_size,
-                "token_loc": table_rows * self._pool_width + positions,
-                "table_idx": host.table_idx,
-                "seq_lens": host.seq_lens,
-                "cu_seqlens_q": np.concatenate(([0], np.cumsum(lens))).astype(np.int32),
-                "sample_rows": (starts + lens - 1)[sampled].astype(np.int64),
-                "write_loc": sampled_rows.astype(np.int64) * self._pool_width
-                + host.seq_lens[sampled],
-                "sample_positions": host.seq_lens[sampled],
-                **params,
-            }
-        )
+        inputs = {
+            "input_ids": np.concatenate(tokens),
+            "positions": positions.astype(np.int32),
+            "out_loc": pages * page_size + positions % page_size,
+            "sample_rows": (starts + lens - 1)[sampled].astype(np.int64),
+        }
+        if scored_rows is not None:
+            inputs["sample_rows"] = np.concatenate((inputs["sample_rows"], scored_rows))
+        rest = {
+            "token_loc": table_rows * self._pool_width + positions,
+            "table_idx": host.table_idx,
+            "seq_lens": host.seq_lens,
+            "cu_seqlens_q": np.concatenate(([0], np.cumsum(lens))).astype(np.int32),
+            "write_loc": sampled_rows.astype(np.int64) * self._pool_width + host.seq_lens[sampled],
+            "sample_positions": host.seq_lens[sampled],
+            **params,
+        }
+        if size is None:
+            views = self._upload({**inputs, **rest, **self._page_updates(host)})
+        else:
+            filled = self._fill_slot(self.prefill_slot(size), inputs)
+            views = self._upload({**rest, **self._page_updates(host)}) | filled
+        self._write_page_table(views)
         batch.padded_size = batch.size
-        for name in ("input_ids", "positions", "out_loc", "table_idx", "seq_lens", "cu_seqlens_q"):
+        for name in (*inputs, "table_idx", "seq_lens", "cu_seqlens_q"):
             setattr(batch, name, views[name])
-        batch.sample_rows = views["sample_rows"]
         batch.max_seqlen_q = int(lens.max())
         return StepTensors(
             token_loc=views["token_loc"],
@@ -193,13 +234,56 @@ class StepInputs:
             sampling=sampling_inputs(views, views["sample_positions"]),
         )
 
+    def prefill_slot(self, size: int) -> PrefillSlot:
+        """Return the fixed inputs of a captured prefill of ``size`` tokens.
+
+        All slots share one buffer, so the first one asked for must be the largest.
+        """
+        if self._prefill is None:
+            self._prefill = Staging(PrefillSlot.layout(size).num_bytes, self._device)
+        found = self._prefill_slots.get(size)
+        if found is None:
+            found = self._prefill_slots[size] = PrefillSlot(size, self._prefill)
+        return found
+
+    def load_dummy_prefill(self, size: int) -> Batch:
+        """Make every token of a slot padding, and return a batch over it, for a capture."""
+        slot = self.prefill_slot(size)
+        self._fill_slot(slot, {n: view[:0] for n, view in slot.host[0].items()})
+        batch = Batch(reqs=[], phase="prefill")
+        for name, tensor in slot.device.items():
+            setattr(batch, name, tensor)
+        return batch
+
+    def _fill_slot(
+        self, slot: PrefillSlot, inputs: dict[str, np.ndarray]
+    ) -> dict[str, torch.Tensor]:
+        """Write a captured prefill's inputs and its padding; returns views without padding."""
+        assert self._prefill is not None, "a slot has a buffer"
+        views = slot.host[self._prefill.acquire()]
+        padding = {"out_loc": self._ctx.kv_pool.dummy_page * self._ctx.page_size}
+        for name, array in inputs.items():
+            views[name][: len(array)] = array
+            views[name][len(array) :] = padding.get(name, 0)
+        self._prefill.submit(slot.num_bytes)
+        return {name: slot.device[name][: len(array)] for name, array in inputs.items()}
+
     def _update_page_table(self, host: StepArrays) -> None:
         """Bring the device page table up to date with the pages given out for this step."""
+        if updates := self._page_updates(host):
+            self._write_page_table(self._upload(updates))
+
+    def _page_updates(self, host: StepArrays) -> dict[str, np.ndarray]:
+        """Return where this step's new pages go in the page table; nothing if it has none."""
         if not len(host.page_ids):
-            return
+            return {}
         loc = host.page_rows.astype(np.int64) * self._max_pages + host.page_cols
-        views = self._upload({"loc": loc, "ids": host.page_ids})
-        self._flat_page_table.index_copy_(0, views["loc"], views["ids"])
+        return {"page_loc": loc, "page_ids": host.page_ids}
+
+    def _write_page_table(self, views: Mapping[str, torch.Tensor]) -> None:
+        """Scatter the uploaded `_page_updates`, if there were any."""
+        if "page_loc" in views:
+            self._flat_page_table.index_copy_(0, views["page_loc"], views["page_ids"])
 
     def _upload(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Copy arrays to the device in one go.

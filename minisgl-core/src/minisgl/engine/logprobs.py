@@ -1,13 +1,15 @@
-"""Log-probabilities of sampled tokens, for the requests that ask."""
+"""Log-probabilities of sampled tokens and of prompts, for the requests that ask."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from minisgl.core import Req
-from minisgl.engine.contract import TokenLogprobs
+from minisgl.core import Batch, Req
+from minisgl.engine.contract import PromptScores, TokenLogprobs
 
 
 class PendingLogprobs:
@@ -19,32 +21,100 @@ class PendingLogprobs:
         Args:
             logits: ``[num_rows, vocab_size]`` as the model made them; not changed.
             token_ids: ``[num_rows]`` int32 sampled tokens.
-            reqs: The request of each row.
+            reqs: The request of each row, one of which asks at least.
         """
         wanted = [(i, r.sampling_params.logprobs) for i, r in enumerate(reqs)]
         self._counts = [(row, count) for row, count in wanted if count is not None]
-        if not self._counts:
-            return
         rows = torch.tensor([row for row, _ in self._counts], device=logits.device)
-        all_logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
-        self._tokens = token_ids[rows].long()
-        chosen = all_logprobs.gather(1, self._tokens[:, None])[:, 0]
-        num_top = min(max(count for _, count in self._counts), logits.shape[1])
-        top = all_logprobs.topk(num_top, dim=-1)
-        copies = (self._tokens, chosen, top.indices, top.values)
-        self._host = [t.to("cpu", non_blocking=True) for t in copies]
+        num_top = max(count for _, count in self._counts)
+        self._entries = _Entries(logits[rows], token_ids[rows], num_top)
 
     def collect(self) -> dict[int, TokenLogprobs]:
         """Return row to log-probabilities; the step's event has been waited for."""
-        if not self._counts:
-            return {}
-        tokens, chosen, top_ids, top_values = (t.tolist() for t in self._host)
-        return {
-            row: TokenLogprobs(
-                token_id=tokens[i],
-                logprob=chosen[i],
-                top_ids=tuple(top_ids[i][:count]),
-                top_logprobs=tuple(top_values[i][:count]),
-            )
-            for i, (row, count) in enumerate(self._counts)
-        }
+        entries = self._entries.collect([count for _, count in self._counts])
+        return {row: entry for (row, _), entry in zip(self._counts, entries, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """Which logits of a prefill step say how likely its prompts are.
+
+    Attributes:
+        rows: ``[num_scored]`` int64, tokens of the batch whose logits are wanted.
+        targets: ``[num_scored]`` int32, the prompt token after each.
+        spans: Index of the request in the batch, first target's index in the prompt, number of
+            targets, and how many of the likeliest tokens are wanted; in the order of ``rows``.
+    """
+
+    rows: np.ndarray
+    targets: np.ndarray
+    spans: list[tuple[int, int, int, int]]
+
+
+def plan_scores(batch: Batch) -> ScorePlan:
+    """Find the prompt tokens of a prefill batch whose log-probabilities are wanted."""
+    rows, targets, spans = [np.empty(0, np.int64)], [np.empty(0, np.int32)], []
+    first_row = 0
+    for index, req in enumerate(batch.reqs):
+        top = req.sampling_params.prompt_logprobs
+        if top is not None and req.is_scoring:
+            # The logits at a position are about the token behind it.
+            start = max(req.cached_len, req.num_scored - 1)
+            end = min(req.device_len, req.prompt_len - 1)
+            if start < end:
+                rows.append(np.arange(start, end) + (first_row - req.cached_len))
+                targets.append(req.tokens[start + 1 : end + 1])
+                spans.append((index, start + 1, end - start, top))
+        first_row += req.device_len - req.cached_len
+    return ScorePlan(np.concatenate(rows), np.concatenate(targets), spans)
+
+
+class PendingScores:
+    """Log-probabilities of prompt tokens that the device may still be computing."""
+
+    def __init__(self, logits: torch.Tensor, plan: ScorePlan) -> None:
+        """Submit the computation.
+
+        Args:
+            logits: ``[num_scored, vocab_size]`` as the model made them; not changed.
+            plan: What they are about; not empty.
+        """
+        self._spans = plan.spans
+        targets = torch.from_numpy(plan.targets).to(logits.device)
+        self._entries = _Entries(logits, targets, max(span[3] for span in plan.spans))
+
+    def collect(self) -> list[PromptScores]:
+        """Return them by request; the step's event has been waited for."""
+        counts = [top for _, _, num, top in self._spans for _ in range(num)]
+        entries = iter(self._entries.collect(counts))
+        return [
+            PromptScores(index, start, [next(entries) for _ in range(num)])
+            for index, start, num, _ in self._spans
+        ]
+
+
+class _Entries:
+    """Tokens, their log-probabilities, and the likeliest ones beside them."""
+
+    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> None:
+        tokens = token_ids.long()
+        values = logits.float()
+        # Not log_softmax, whose result would be as large as the logits.
+        norms = values.logsumexp(dim=-1, keepdim=True)
+        chosen = (values.gather(1, tokens[:, None]) - norms)[:, 0]
+        top = values.topk(min(num_top, values.shape[1]), dim=-1)
+        self._host = [_to_host(t) for t in (tokens, chosen, top.indices, top.values - norms)]
+
+    def collect(self, counts: Sequence[int]) -> list[TokenLogprobs]:
+        """Return one entry per row, with so many of the likeliest tokens each."""
+        columns = zip(counts, *(t.tolist() for t in self._host), strict=True)
+        return [
+            TokenLogprobs(token, logprob, tuple(ids[:count]), tuple(values[:count]))
+            for count, token, logprob, ids, values in columns
+        ]
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Submit a copy to the host, into pinned memory, so that nobody waits for it here."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)

@@ -6,7 +6,7 @@ import torch
 
 from minisgl.device import Event, empty_host
 from minisgl.engine.contract import ForwardOutput, StepResult
-from minisgl.engine.logprobs import PendingLogprobs
+from minisgl.engine.logprobs import PendingLogprobs, PendingScores
 
 _RING = 3  # the host reads the result of step n while step n + 1 runs
 
@@ -15,12 +15,17 @@ class LaunchedStep(ForwardOutput):
     """A step whose tokens are being copied to the host."""
 
     def __init__(
-        self, tokens: torch.Tensor, event: Event, logprobs: PendingLogprobs | None
+        self,
+        tokens: torch.Tensor,
+        event: Event,
+        logprobs: PendingLogprobs | None,
+        scores: PendingScores | None,
     ) -> None:
         """Take the pinned ``[num_sampled]`` int32 view that the copy fills, and its event."""
         self._tokens = tokens
         self._event = event
         self._logprobs = logprobs
+        self._scores = scores
 
     def wait(self) -> StepResult:
         """Wait for the copy."""
@@ -28,6 +33,7 @@ class LaunchedStep(ForwardOutput):
         return StepResult(
             token_ids=self._tokens.numpy().copy(),
             logprobs={} if self._logprobs is None else self._logprobs.collect(),
+            scores=[] if self._scores is None else self._scores.collect(),
         )
 
 
@@ -42,11 +48,16 @@ class OutputRing:
         ]
         self._next = 0
 
-    def launch(self, tokens: torch.Tensor, logprobs: PendingLogprobs | None) -> LaunchedStep:
+    def launch(
+        self,
+        tokens: torch.Tensor,
+        logprobs: PendingLogprobs | None,
+        scores: PendingScores | None = None,
+    ) -> LaunchedStep:
         """Submit the copy of ``[num_sampled]`` int32 tokens; their memory may be reused after."""
         buffer, event = self._buffers[self._next]
         self._next = (self._next + 1) % _RING
         host = buffer[: tokens.shape[0]]
         host.copy_(tokens, non_blocking=True)
         event.record()
-        return LaunchedStep(host, event, logprobs)
+        return LaunchedStep(host, event, logprobs, scores)

@@ -49,8 +49,8 @@ class RowParams:
             "seeds": np.zeros(size, np.int64),
         }
         self._top_width = np.zeros(size, np.int32)  # see SamplingHints
-        # A row needs its logits edited, or its log-probabilities taken, below this seq_len.
-        self._edited_below = np.zeros(size, np.int32)
+        self._edited_below = np.zeros(size, np.int32)  # seq_len from which the plain logits do
+        self._has_logprobs = np.zeros(size, np.bool_)
 
     def admit(self, req: Req) -> None:
         """Take the parameters of a request whose row is ``req.table_idx``."""
@@ -64,6 +64,7 @@ class RowParams:
         seed = _mix(self._base_seed, req.uid) if params.seed is None else params.seed
         arrays["seeds"][row] = np.uint64(seed % 2**64).astype(np.int64)
         self._edited_below[row] = self._edit_limit(req)
+        self._has_logprobs[row] = params.logprobs is not None
 
     def reset(self, row: int) -> None:
         """Make a row a padding row again: greedy, unedited."""
@@ -71,6 +72,7 @@ class RowParams:
         self._top_width[row] = 0
         self._arrays["min_p"][row] = 0.0
         self._edited_below[row] = 0
+        self._has_logprobs[row] = False
 
     def gather(self, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
         """Write the parameters of ``rows`` to the arrays of the same names in ``out``."""
@@ -88,9 +90,13 @@ class RowParams:
             has_min_p=bool(self._arrays["min_p"][rows].any()),
         )
 
-    def has_edits(self, rows: np.ndarray, seq_lens: np.ndarray) -> bool:
-        """Return whether any of ``rows`` needs more than `sample` on the plain logits."""
-        return bool((seq_lens < self._edited_below[rows]).any())
+    def edited(self, rows: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
+        """Return which of ``rows`` cannot be sampled from the plain logits, as indices."""
+        return np.flatnonzero(seq_lens < self._edited_below[rows])
+
+    def has_logprobs(self, rows: np.ndarray) -> bool:
+        """Return whether any of ``rows`` wants the log-probabilities of its tokens."""
+        return bool(self._has_logprobs[rows].any())
 
     def _hint_width(self, req: Req) -> int:
         """Return how many of the likeliest tokens the filters of ``req`` look at."""
@@ -102,12 +108,7 @@ class RowParams:
     def _edit_limit(self, req: Req) -> int:
         """Return the seq_len from which on the plain logits do for ``req``."""
         params = req.sampling_params
-        is_edited = (
-            self._is_always_edited
-            or params.has_penalties
-            or bool(params.logit_bias)
-            or params.logprobs is not None
-        )
+        is_edited = self._is_always_edited or params.has_penalties or bool(params.logit_bias)
         return _INT32_MAX if is_edited else req.prompt_len + params.min_tokens
 
 
