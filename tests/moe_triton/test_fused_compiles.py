@@ -61,7 +61,7 @@ def compile_for(sm: int, kernel: Any, values: dict[str, Any]) -> Any:  # Any: Tr
     constants = SIZES | values | {"has_overlap": sm >= 90}
     signature, known, aligned = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
-        signature[name] = type_of(name, constants)
+        signature[name] = type_of(name, constants, kernel)
         if name in constants:
             known[(i,)] = constants[name]
         elif signature[name].startswith("*"):
@@ -73,7 +73,7 @@ def compile_for(sm: int, kernel: Any, values: dict[str, Any]) -> Any:  # Any: Tr
     return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
 
 
-def type_of(name: str, constants: dict[str, Any]) -> str:  # Any: as above
+def type_of(name: str, constants: dict[str, Any], kernel: Any) -> str:  # Any: as above
     if name in constants:
         return "constexpr"
     if name in NUMBERS:
@@ -82,7 +82,10 @@ def type_of(name: str, constants: dict[str, Any]) -> str:  # Any: as above
         return "*i32"
     if name in FLOATS:
         return "*fp32"
-    rows = {"weight": "block_n", "h": "block_m", "h_half": "block_m"}.get(name)
+    described = {"weight": "block_n"}
+    if kernel is grouped_kernels.down_kernel:
+        described |= {"h": "block_m", "h_half": "block_m"}
+    rows = described.get(name)
     if constants["has_tma"] and rows:
         size = constants[rows] // (2 if name == "h_half" and constants["has_halves"] else 1)
         return f"tensordesc<bf16[{size}, {constants['block_k']}]>"
@@ -95,9 +98,12 @@ def test_a_kernel_compiles(kernel: Any, values: dict[str, Any], sm: int) -> None
     assert compile_for(sm, kernel, values).asm["cubin"]
 
 
-@pytest.mark.parametrize("values", [THIN, WIDE], ids=["thin", "wide"])
-def test_the_second_product_compiles_with_tensor_descriptors(values: dict[str, Any]) -> None:
-    text = compile_for(90, grouped_kernels.down_kernel, values | {"has_tma": True}).asm["ptx"]
+@pytest.mark.parametrize(("kernel", "values"), PRODUCTS, ids=IDS[len(ROUTING) :])
+def test_the_products_compile_with_tensor_descriptors(
+    kernel: Any,  # Any: as above
+    values: dict[str, Any],
+) -> None:
+    text = compile_for(90, kernel, values | {"has_tma": True}).asm["ptx"]
     assert "cp.async.bulk.tensor" in text
 
 

@@ -82,10 +82,11 @@ def test_a_table_that_was_named_but_is_missing_is_an_error(tmp_path: Path) -> No
 
 def test_older_gpus_do_not_get_tensor_descriptors() -> None:
     tile = TileShape(block_n=32, block_k=64, has_tma=True)
-    steps = (Step(1 << 30, 16, TILE, tile),)
+    steps = (Step(1 << 30, 16, tile, tile),)
     write_table(user_table_path("GPU"), TuningTable("GPU", (TunedShape(QWEN3, steps),)))
-    assert find_steps(QWEN3, "GPU", 90)[0].down.has_tma
-    assert not find_steps(QWEN3, "GPU", 89)[0].down.has_tma
+    for sm in (89, 90):
+        step = find_steps(QWEN3, "GPU", sm)[0]
+        assert [step.gate_up.has_tma, step.down.has_tma] == [sm == 90] * 2
 
 
 @pytest.mark.parametrize(

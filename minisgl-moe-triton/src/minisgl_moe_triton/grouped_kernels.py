@@ -59,6 +59,7 @@ def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
     group_m: tl.constexpr,
     has_halves: tl.constexpr,
     precision: tl.constexpr,
+    has_tma: tl.constexpr,
     has_overlap: tl.constexpr,
 ) -> None:
     """Compute ``h = silu(gate(x)) * up(x) * routing weight``, rows in block order.
@@ -68,7 +69,8 @@ def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
 
     ``x`` is ``[num_tokens, hidden]``, ``weight`` ``[num_experts, 2 * inner, hidden]`` and ``h``
     ``[max_blocks * block_m, inner]``. Rows of ``h`` that no slot fills are not written. With
-    ``has_halves``, a block of which at most half is in use is computed as half a block.
+    ``has_halves``, a block of which at most half is in use is computed as half a block; with
+    ``has_tma``, ``weight`` is a descriptor of its rows in blocks of ``[block_n, block_k]``.
     """
     wait_for_previous(has_overlap)
     block, tile = pick_tile(max_blocks, (inner + block_n - 1) // block_n, group_m)
@@ -81,17 +83,17 @@ def gate_up_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
         if num_rows <= block_m // 2:
             gate_up_tile(
                 x, weight, h, slots, route_weights, expert, num_rows, first, tile,
-                hidden, inner, top_k, block_m // 2, block_n, block_k, precision,
+                hidden, inner, top_k, block_m // 2, block_n, block_k, precision, has_tma,
             )  # fmt: skip
         else:
             gate_up_tile(
                 x, weight, h, slots, route_weights, expert, num_rows, first, tile,
-                hidden, inner, top_k, block_m, block_n, block_k, precision,
+                hidden, inner, top_k, block_m, block_n, block_k, precision, has_tma,
             )  # fmt: skip
     else:
         gate_up_tile(
             x, weight, h, slots, route_weights, expert, num_rows, first, tile,
-            hidden, inner, top_k, block_m, block_n, block_k, precision,
+            hidden, inner, top_k, block_m, block_n, block_k, precision, has_tma,
         )  # fmt: skip
 
 
@@ -113,41 +115,106 @@ def gate_up_tile(  # noqa: PLR0913  # as its kernel
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     precision: tl.constexpr,
+    has_tma: tl.constexpr,
 ) -> None:
-    """Compute one tile of `gate_up_kernel`.
-
-    Gate and up are one product, whose columns alternate between the two: it reads ``x`` once, and
-    a gate and its up end up side by side in the same thread.
-    """
+    """Compute one tile of `gate_up_kernel`."""
     row = tl.arange(0, block_m)
     is_row = row < num_rows
     place = first + row
     slot = tl.load(slots + place, mask=is_row, other=0)
-    pair = tl.arange(0, 2 * block_n)
-    column = tile * block_n + pair // 2
-    # Columns past the end read the first one's weights; their results are not stored.
-    weight_row = expert.to(tl.int64) * (2 * inner) + tl.where(column < inner, column, 0)
-    weight_row += pair % 2 * inner
-    inside = tl.arange(0, block_k)
-    x_at = x + (slot // top_k).to(tl.int64)[:, None] * hidden + inside[None, :]
-    weight_at = weight + weight_row[None, :] * hidden + inside[:, None]
-    both = tl.zeros([block_m, 2 * block_n], tl.float32)
-    for k in range(0, hidden, block_k):
-        if hidden % block_k == 0:
-            x_tile = tl.load(x_at + k, mask=is_row[:, None], other=0.0)
-            weight_tile = tl.load(weight_at + k)
-        else:
-            is_in = inside < hidden - k
-            x_tile = tl.load(x_at + k, mask=is_row[:, None] & is_in[None, :], other=0.0)
-            weight_tile = tl.load(weight_at + k, mask=is_in[:, None], other=0.0)
-        both = multiply(x_tile, weight_tile, both, precision)
-    gate, up = tl.split(tl.reshape(both, [block_m, block_n, 2]))
+    x_row = x + (slot // top_k).to(tl.int64) * hidden
+    if has_tma:
+        gate, up = multiply_both(
+            x_row, weight, is_row, expert * (2 * inner) + tile * block_n,
+            hidden, inner, block_m, block_n, block_k, precision,
+        )  # fmt: skip
+    else:
+        gate, up = multiply_pairs(
+            x_row, weight, is_row, expert, tile,
+            hidden, inner, block_m, block_n, block_k, precision,
+        )  # fmt: skip
     scale = tl.load(route_weights + slot, mask=is_row, other=0.0)
     result = gate / (1.0 + tl.exp(-gate)) * up * scale[:, None]
     column = tile * block_n + tl.arange(0, block_n)
     h_at = h + place.to(tl.int64)[:, None] * inner + column[None, :]
     is_inside = is_row[:, None] & (column < inner)[None, :]
     tl.store(h_at, result.to(h.dtype.element_ty), mask=is_inside)
+
+
+@jit
+def load_x(
+    x_row: tl.tensor,
+    is_row: tl.tensor,
+    k: tl.tensor,
+    hidden: tl.constexpr,
+    block_k: tl.constexpr,
+) -> tl.tensor:
+    """Load ``[block_m, block_k]`` of the rows at ``x_row``, zeros past their end."""
+    inside = k + tl.arange(0, block_k)
+    if hidden % block_k == 0:
+        mask = is_row[:, None]
+    else:
+        mask = is_row[:, None] & (inside < hidden)[None, :]
+    return tl.load(x_row[:, None] + inside[None, :], mask=mask, other=0.0)
+
+
+@jit
+def multiply_both(  # noqa: PLR0913  # as its kernel
+    x_row: tl.tensor,
+    weight: tl.tensor,
+    is_row: tl.tensor,
+    gate_row: tl.tensor,
+    hidden: tl.constexpr,
+    inner: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    precision: tl.constexpr,
+) -> tl.tensor:
+    """Return gate and up as two products, whose weights come by descriptor."""
+    gate = tl.zeros([block_m, block_n], tl.float32)
+    up = tl.zeros([block_m, block_n], tl.float32)
+    for k in range(0, hidden, block_k):
+        x_tile = load_x(x_row, is_row, k, hidden, block_k)
+        gate = multiply(x_tile, tl.trans(weight.load([gate_row, k])), gate, precision)
+        up = multiply(x_tile, tl.trans(weight.load([gate_row + inner, k])), up, precision)
+    return gate, up
+
+
+@jit
+def multiply_pairs(  # noqa: PLR0913  # as its kernel
+    x_row: tl.tensor,
+    weight: tl.pointer_type,
+    is_row: tl.tensor,
+    expert: tl.tensor,
+    tile: tl.tensor,
+    hidden: tl.constexpr,
+    inner: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    precision: tl.constexpr,
+) -> tl.tensor:
+    """Return gate and up from one product, whose columns alternate between the two.
+
+    It reads ``x`` once, and a gate and its up end up side by side in the same thread.
+    """
+    pair = tl.arange(0, 2 * block_n)
+    column = tile * block_n + pair // 2
+    # Columns past the end read the first one's weights; their results are not stored.
+    weight_row = expert.to(tl.int64) * (2 * inner) + tl.where(column < inner, column, 0)
+    weight_row += pair % 2 * inner
+    inside = tl.arange(0, block_k)
+    weight_at = weight + weight_row[None, :] * hidden + inside[:, None]
+    both = tl.zeros([block_m, 2 * block_n], tl.float32)
+    for k in range(0, hidden, block_k):
+        x_tile = load_x(x_row, is_row, k, hidden, block_k)
+        if hidden % block_k == 0:
+            weight_tile = tl.load(weight_at + k)
+        else:
+            weight_tile = tl.load(weight_at + k, mask=(inside < hidden - k)[:, None], other=0.0)
+        both = multiply(x_tile, weight_tile, both, precision)
+    return tl.split(tl.reshape(both, [block_m, block_n, 2]))
 
 
 @jit

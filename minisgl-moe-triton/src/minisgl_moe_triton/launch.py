@@ -94,13 +94,16 @@ class Launcher:
 
     def gate_up(self, inputs: LayerInputs, step: Step) -> None:
         """Compute the first product and its activation."""
-        ws, tile = self._ws, step.gate_up
+        ws, tile, weight = self._ws, step.gate_up, inputs.gate_up_weight
         max_blocks = self._shape.max_blocks(len(inputs.hidden_states), step.block_m)
         columns = -(-self._shape.intermediate_size // tile.block_n)
         gate_up_kernel[(max_blocks * columns,)](
-            inputs.hidden_states, inputs.gate_up_weight, ws.h, ws.slots, ws.weights,
+            inputs.hidden_states,
+            _describe(weight, tile.block_n, tile.block_k) if tile.has_tma else weight,
+            ws.h, ws.slots, ws.weights,
             ws.block_expert, ws.block_rows, ws.num_blocks, max_blocks,
-            **self._sizes, top_k=self._shape.top_k, **self._blocks(step, tile),
+            **self._sizes, top_k=self._shape.top_k, has_tma=tile.has_tma,
+            **self._blocks(step, tile),
         )  # fmt: skip
 
     def down(self, inputs: LayerInputs, step: Step) -> None:

@@ -53,8 +53,8 @@ class TileShape:
         num_warps: Warps of a program.
         num_stages: Tiles in flight.
         group_m: Blocks that run side by side before the next columns.
-        has_tma: Whether the tensor memory accelerator loads the tiles, which it can for the second
-            product from compute capability 9.0 on.
+        has_tma: Whether the tensor memory accelerator loads the tiles (of the first product, those
+            of the weight), which it can from compute capability 9.0 on.
     """
 
     block_n: int
@@ -105,10 +105,20 @@ def default_steps(shape: LayerShape, sm: int | None) -> tuple[Step, ...]:
 
 def fit_steps(steps: tuple[Step, ...], shape: LayerShape, sm: int | None) -> tuple[Step, ...]:
     """Turn off what a shape or GPU cannot do."""
-    is_aligned = shape.intermediate_size * shape.itemsize % 16 == 0
-    if is_aligned and sm is not None and sm >= 90:
-        return steps
-    return tuple(replace(step, down=replace(step.down, has_tma=False)) for step in steps)
+    has_tma = sm is not None and sm >= 90
+
+    def fit(tile: TileShape, width: int) -> TileShape:
+        is_aligned = width * shape.itemsize % 16 == 0
+        return tile if has_tma and is_aligned else replace(tile, has_tma=False)
+
+    return tuple(
+        replace(
+            step,
+            gate_up=fit(step.gate_up, shape.hidden_size),
+            down=fit(step.down, shape.intermediate_size),
+        )
+        for step in steps
+    )
 
 
 def _single_step(shape: LayerShape) -> Step:

@@ -148,12 +148,18 @@ def candidates(shape: LayerShape, num_tokens: int, sm: int) -> Iterator[Group]:
         yield Group(1, False, _tiles(gate_ups), _tiles(downs))
         return
     rows = num_tokens * shape.top_k / shape.num_experts
-    has_tma = sm >= 90 and shape.intermediate_size * shape.itemsize % 16 == 0
+    can_gate_up, can_down = (
+        sm >= 90 and width * shape.itemsize % 16 == 0
+        for width in (shape.hidden_size, shape.intermediate_size)
+    )
     for block_m in (16, 32, 64, 128):
         if not min(rows / 2, 64) <= block_m <= max(16, 3 * rows):
             continue  # most rows of a block would be free, or most weights read twice
         gate_ups, downs = _THIN if block_m <= 32 else _WIDE
-        tiles = _tiles(gate_ups), (*_tiles(downs), *(_tiles(downs, True) if has_tma else ()))
+        tiles = (
+            (*_tiles(gate_ups), *(_tiles(gate_ups, True) if can_gate_up else ())),
+            (*_tiles(downs), *(_tiles(downs, True) if can_down else ())),
+        )
         yield Group(block_m, False, *tiles)
         if block_m == 128:
             yield Group(block_m, True, *tiles)
