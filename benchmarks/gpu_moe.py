@@ -2,6 +2,7 @@ r"""Time the fused MoE on a GPU: one layer of Qwen3-30B-A3B unless told otherwis
 
     python benchmarks/gpu_moe.py
     python benchmarks/gpu_moe.py --tokens 1,64 --json out.json
+    python benchmarks/gpu_moe.py --flashinfer          # its cutlass_fused_moe beside ours
     python benchmarks/gpu_moe.py --num-experts 8 --top-k 2 --hidden-size 4096 \
         --intermediate-size 14336                                           # Mixtral 8x7B
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,6 +45,7 @@ class Result:
         floor_us: What it cannot be quicker than.
         bound: ``memory`` or ``matrix``, whichever the floor is.
         torch_us: The torch reference, its host time included.
+        flashinfer_us: FlashInfer's fused MoE without the routing; NaN where not asked for.
         error: ``|out - ref| / |ref|`` against float32; NaN where not checked.
     """
 
@@ -51,6 +54,7 @@ class Result:
     floor_us: float
     bound: str
     torch_us: float
+    flashinfer_us: float
     error: float
 
 
@@ -78,6 +82,7 @@ def main() -> None:
             time_us=bench.time_us(lambda inputs: backend.forward(*inputs), sets),
             floor_us=floors[bound],
             bound=bound,
+            flashinfer_us=time_flashinfer(bench, sets, reference) if args.flashinfer else math.nan,
             torch_us=bench.time_eager_us(lambda inputs: reference.forward(*inputs), sets),
             error=relative_error(backend, reference, sets[0]),
         )
@@ -86,6 +91,28 @@ def main() -> None:
     if args.json:
         lines = [asdict(result) for result in results]
         args.json.write_text(json.dumps({"shape": asdict(shape), "rows": lines}, indent=1))
+
+
+def time_flashinfer(
+    bench: LayerBench, sets: list[LayerInputs], reference: TorchMoEBackend
+) -> float:
+    """Time FlashInfer's fused MoE on the same inputs; the order of gate and up is its own."""
+    # Not installed where the flag is not given.
+    from flashinfer import autotune  # noqa: PLC0415
+    from flashinfer.fused_moe import cutlass_fused_moe  # noqa: PLC0415
+
+    routed = {id(each): _route(each, reference) for each in sets}
+    routed = {k: (w.contiguous(), e.int().contiguous()) for k, (w, e) in routed.items()}
+    out = torch.empty_like(sets[0].hidden_states)
+
+    def call(inputs: LayerInputs) -> None:
+        weights, experts = routed[id(inputs)]
+        x, gate_up, down = inputs.hidden_states, inputs.gate_up_weight, inputs.down_weight
+        cutlass_fused_moe(x, experts, weights, gate_up, down, x.dtype, [], output=out)
+
+    with autotune(True):
+        call(sets[0])
+    return bench.time_us(call, sets)
 
 
 def relative_error(
@@ -125,12 +152,13 @@ def print_table(results: list[Result], shape: LayerShape) -> None:
     print(f"{torch.cuda.get_device_name()}, {shape}")
     print(
         f"{'tokens':>7} {'us':>9} {'floor us':>9} {'bound':>7} {'share':>6} "
-        f"{'torch us':>9} {'ratio':>6} {'error':>8}"
+        f"{'torch us':>9} {'ratio':>6} {'fi us':>8} {'error':>8}"
     )
     for r in results:
         print(
             f"{r.num_tokens:>7} {r.time_us:>9.1f} {r.floor_us:>9.1f} {r.bound:>7} "
             f"{r.floor_us / r.time_us:>6.0%} {r.torch_us:>9.0f} {r.torch_us / r.time_us:>6.1f} "
+            f"{r.flashinfer_us:>8.1f} "
             f"{r.error:>8.1e}"
         )
 
@@ -144,6 +172,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--tokens", default=DEFAULT_TOKENS)
     parser.add_argument("--table", type=Path, help="table of tiles")
+    parser.add_argument("--flashinfer", action="store_true", help="time FlashInfer's too")
     parser.add_argument("--tb-s", type=float, default=4.2, help="memory bandwidth")
     parser.add_argument("--tflop-s", type=float, default=780.0, help="rate of matrix products")
     parser.add_argument("--json", type=Path)

@@ -6,14 +6,11 @@ import torch
 from torch import Tensor
 
 from minisgl.ops.contract import QKVInputs
-from minisgl_kernels_cuda.units import QKV, Loader
+from minisgl_kernels_cuda.units import QKV, Loader, piece_size
 
-_THREADS = 128  # four heads
+_THREADS = 128
+_WARP = 32
 _WHOLE_HEADS = (64, 128, 256)
-# A warp takes so many heads of a token where there are several rounds of warps at one head each:
-# on an H200 8192 tokens of 32 heads take 47 us so, against 79; 256 tokens 4.9 against 3.9.
-_MANY_HEADS = 4
-_MANY_WARPS = 32_768
 
 
 class QKVStage:
@@ -22,11 +19,8 @@ class QKVStage:
     def __init__(self, loader: Loader, dtype: torch.dtype) -> None:
         """Load the kernels."""
         launches = loader.load(QKV, dtype)
-        self._whole = {
-            (dim, heads): launches[f"qkv_{dim}_{heads}"]
-            for dim in _WHOLE_HEADS
-            for heads in (1, _MANY_HEADS)
-        }
+        self._whole = {dim: launches[f"qkv_{dim}"] for dim in _WHOLE_HEADS}
+        self._piece = piece_size(dtype)
         self._any = launches["qkv_any"]
 
     def qk_norm_rope_store(self, qkv: Tensor, inputs: QKVInputs) -> Tensor:
@@ -40,15 +34,14 @@ class QKVStage:
             qkv = qkv.contiguous()
         # Lanes read up to 16 bytes at a time.
         is_aligned = qkv.stride(0) * qkv.element_size() % 16 == 0 and qkv.data_ptr() % 16 == 0
-        launch, heads_per_warp = self._any, 1
-        if rotary_dim == head_dim and is_aligned and head_dim in _WHOLE_HEADS:
-            is_many = num_tokens * (num_qo + 2 * num_kv) >= _MANY_WARPS
-            heads_per_warp = _MANY_HEADS if is_many else 1
-            launch = self._whole[head_dim, heads_per_warp]
+        has_norms = (inputs.q_norm is None) == (inputs.k_norm is None)
+        launch, lanes = self._any, _WARP
+        if rotary_dim == head_dim and is_aligned and has_norms and head_dim in _WHOLE_HEADS:
+            launch, lanes = self._whole[head_dim], head_dim // (2 * self._piece)
         if num_tokens:
-            num_warps = num_tokens * -(-(num_qo + 2 * num_kv) // heads_per_warp)
+            num_threads = num_tokens * (num_qo + 2 * num_kv) * lanes
             launch(
-                (-(-num_warps * 32 // _THREADS), 1), (_THREADS, 1),
+                (-(-num_threads // _THREADS), 1), (_THREADS, 1),
                 qkv.data_ptr(), _address(inputs.q_norm), _address(inputs.k_norm),
                 inputs.positions.data_ptr(), inputs.cos_sin_cache.data_ptr(),
                 inputs.k_pool.data_ptr(), inputs.v_pool.data_ptr(), inputs.out_loc.data_ptr(),

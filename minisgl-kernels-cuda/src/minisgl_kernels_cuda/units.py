@@ -28,11 +28,13 @@ class Unit:
         entries: Argument layout of each kernel by name, in the letters of `struct` (native
             alignment, which is CUDA's): P a pointer, q int64, i int32, f float32.
         max_shared_bytes: Most shared memory that a launch asks for.
+        only_arch: The one architecture that has its instructions, empty for all.
     """
 
     name: str
     entries: Mapping[str, str]
     max_shared_bytes: int = 0
+    only_arch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,24 @@ class DeviceSize:
     Attributes:
         num_sms: Multiprocessors.
         max_shared_bytes: Most shared memory of one block.
+        arch: That kernels are compiled for, such as ``sm_90a``.
     """
 
     num_sms: int
     max_shared_bytes: int
+    arch: str
 
 
 class Launch(Protocol):
     """A compiled kernel."""
 
     def __call__(
-        self, grid: tuple[int, int], block: tuple[int, int], *args: float, shared_bytes: int = 0
+        self,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        *args: float,
+        shared_bytes: int = 0,
+        cluster: int = 1,
     ) -> None:
         """Submit it to the current stream.
 
@@ -61,6 +70,8 @@ class Launch(Protocol):
             block: Threads of a block in x and y.
             args: By the layout of the kernel; pointers as addresses, 0 for none.
             shared_bytes: Shared memory of a block beside what the source declares.
+            cluster: Blocks side by side in x that run together and read each other's shared
+                memory; more than 1 from compute capability 9.0.
         """
 
 
@@ -110,15 +121,40 @@ ACTIVATION = Unit(
 MEMORY = Unit("memory", {"embedding": "PPPiii", "store_kv": "PPPPPqqi"})
 QKV = Unit(
     "qkv",
-    dict.fromkeys(
-        (*(f"qkv_{dim}_{heads}" for dim in (64, 128, 256) for heads in (1, 4)), "qkv_any"),
-        "PPPPPPPPqiiiiif",
-    ),
+    dict.fromkeys(("qkv_64", "qkv_128", "qkv_256", "qkv_any"), "PPPPPPPPqiiiiif"),
 )
 SAMPLE = Unit("sample", {"sample_tiles": "PqiiPPP", "sample_rows": "PqiiPPPPPPPPP"})
 LINEAR = Unit(
     "linear",
-    {f"linear_{groups}_{columns}": "PPPPiii" for groups in (1, 2) for columns in (1, 2)},
+    {f"linear_{groups}_{columns}": "PPPPiiii" for groups in (1, 2) for columns in (1, 2)},
     max_shared_bytes=128 * 1024,
 )
-UNITS = (NORM, ACTIVATION, MEMORY, QKV, SAMPLE, LINEAR)
+LINEAR_BATCH = Unit(
+    "linear_batch",
+    {
+        f"linear_batch_{rows}_{groups}": "PPPPiiiiiii"
+        for rows in (16, 32, 64, 96, 128)
+        for groups in (1, 2, 4)
+    },
+    max_shared_bytes=207 * 1024,
+    only_arch="sm_90a",
+)
+ATTENTION = Unit(
+    "attention",
+    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (2, 4, 8)},
+    max_shared_bytes=207 * 1024,
+)
+ALLREDUCE = Unit(
+    "allreduce",
+    {
+        # Addresses of the peers' memories by rank, where the verdict is, the time limit; and more.
+        f"{name}_{ranks}": "PPPPPPPPPq" + layout
+        for ranks in (2, 4, 8)
+        for name, layout in (
+            ("sum_at_once", "Pqii"),
+            ("sum_by_parts", "Pqii"),
+            ("sum_add_norm", "PPPiiif"),
+        )
+    },
+)
+UNITS = (ALLREDUCE, ATTENTION, NORM, ACTIVATION, MEMORY, QKV, SAMPLE, LINEAR, LINEAR_BATCH)

@@ -1,7 +1,7 @@
 // Between the q/k/v product and attention: norm the heads of q and k, rotate them, store k and v.
 //
-// A warp has one head of one token, or a few. Query heads are rotated in place; keys and values go to the
-// pool. The norm rounds where the torch op does; rotations are in float32 throughout.
+// Query heads are rotated in place; keys and values go to the pool. The norm rounds where the torch
+// op does; rotations are in float32 throughout.
 #include "device.cuh"
 
 struct Step {
@@ -47,78 +47,53 @@ INLINE Head find_head(const Step& step, int token, int index) {
     return head;
 }
 
-// What a lane holds of a head that is rotated whole: SPAN elements of the first half and their
-// partners of the second.
-template <int SPAN>
-struct Halves {
-    Pack<SPAN> first, second;
-    static constexpr int HALF = 32 * SPAN;
-    INLINE void load(const scalar* from) {
-        first = *reinterpret_cast<const Pack<SPAN>*>(from);
-        second = *reinterpret_cast<const Pack<SPAN>*>(from + HALF);
-    }
-    INLINE void store(scalar* to) const {
-        *reinterpret_cast<Pack<SPAN>*>(to) = first;
-        *reinterpret_cast<Pack<SPAN>*>(to + HALF) = second;
-    }
-};
-
-template <int SPAN>
-INLINE void norm_and_rotate(Halves<SPAN>& x, const scalar* norm, float eps, const float* cos,
-                            const float* sin) {
-    float a[SPAN], b[SPAN];
-#pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-        a[i] = widen(x.first.v[i]);
-        b[i] = widen(x.second.v[i]);
-    }
-    if (norm) {
-        Halves<SPAN> scales;
-        scales.load(norm);
-        float sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < SPAN; i++) sum += a[i] * a[i] + b[i] * b[i];
-        float scale = rsqrtf(warp_sum(sum) / (2 * x.HALF) + eps);
-#pragma unroll
-        for (int i = 0; i < SPAN; i++) {
-            a[i] = rounded(rounded(a[i] * scale) * widen(scales.first.v[i]));
-            b[i] = rounded(rounded(b[i] * scale) * widen(scales.second.v[i]));
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-        x.first.v[i] = narrow(a[i] * cos[i] - b[i] * sin[i]);
-        x.second.v[i] = narrow(b[i] * cos[i] + a[i] * sin[i]);
-    }
-}
-
-// A warp takes up to HEADS heads of one token: all are read before the first is used, and the
-// angles are read once.
-template <int SPAN, int HEADS>
+// A head that is rotated whole takes as few lanes as can read it 16 bytes at a time: each has a piece
+// of the first half and its partner of the second. So a warp serves several heads, perhaps of two
+// tokens; all of its lanes take part in the sums, whatever head they have.
+template <int DIM>
 INLINE void whole_heads(const Step& step) {
-    struct alignas(4 * SPAN) Angles {
-        float v[SPAN];
+    constexpr int LANES = DIM / (2 * PIECE), HALF = DIM / 2;
+    struct alignas(16) Angles {
+        float v[PIECE];
     };
-    int warps_per_token = (num_heads(step) + HEADS - 1) / HEADS;
-    i64 warp = warp_index();
-    if (warp >= i64(step.num_tokens) * warps_per_token) return;
-    int token = warp / warps_per_token, start = warp % warps_per_token * HEADS;
-    int at = threadIdx.x % 32 * SPAN;
-    Halves<SPAN> x[HEADS];
-#pragma unroll
-    for (int i = 0; i < HEADS; i++)
-        if (start + i < num_heads(step)) x[i].load(find_head(step, token, start + i).from + at);
+    u32 row = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
+    u32 num_rows = u32(step.num_tokens) * num_heads(step);
+    bool is_there = row < num_rows;
+    if (!is_there) row = num_rows - 1;
+    int token = row / num_heads(step), at = threadIdx.x % LANES * PIECE;
+    Head head = find_head(step, token, row % num_heads(step));
+    Piece first = load_piece(head.from + at), second = load_piece(head.from + HALF + at);
     const float* angles = cos_of(step, token) + at;
     Angles cos = *reinterpret_cast<const Angles*>(angles);
-    Angles sin = *reinterpret_cast<const Angles*>(angles + 32 * SPAN);
+    Angles sin = *reinterpret_cast<const Angles*>(angles + HALF);
+    float a[PIECE], b[PIECE], sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < HEADS; i++) {
-        if (start + i >= num_heads(step)) continue;
-        Head head = find_head(step, token, start + i);
-        const scalar* norm = head.norm ? head.norm + at : nullptr;
-        if (!head.is_value) norm_and_rotate<SPAN>(x[i], norm, step.eps, cos.v, sin.v);
-        x[i].store(head.to + at);
+    for (int i = 0; i < PIECE; i++) {
+        a[i] = widen(first.v[i]);
+        b[i] = widen(second.v[i]);
+        sum += a[i] * a[i] + b[i] * b[i];
     }
+    if (step.q_norm) {  // a model norms both q and k, or neither
+        for (int offset = LANES / 2; offset; offset >>= 1)
+            sum += __shfl_xor_sync(FULL_WARP, sum, offset);
+        float scale = rsqrtf(sum / DIM + step.eps);
+        Piece x = load_piece(head.norm + at), y = load_piece(head.norm + HALF + at);
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) {
+            a[i] = rounded(rounded(a[i] * scale) * widen(x.v[i]));
+            b[i] = rounded(rounded(b[i] * scale) * widen(y.v[i]));
+        }
+    }
+    if (!head.is_value) {
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) {
+            first.v[i] = narrow(a[i] * cos.v[i] - b[i] * sin.v[i]);
+            second.v[i] = narrow(b[i] * cos.v[i] + a[i] * sin.v[i]);
+        }
+    }
+    if (!is_there) return;
+    store_piece(head.to + at, first);
+    store_piece(head.to + HALF + at, second);
 }
 
 // Any head and any even part of it that is rotated.
@@ -167,11 +142,7 @@ INLINE void part_of_head(const Step& step) {
         CALL(step);                                                                               \
     }
 
-#define MINISGL_WHOLE(SPAN, HEADS) whole_heads<SPAN, HEADS>
-MINISGL_QKV(qkv_64_1, MINISGL_WHOLE(1, 1))
-MINISGL_QKV(qkv_64_4, MINISGL_WHOLE(1, 4))
-MINISGL_QKV(qkv_128_1, MINISGL_WHOLE(2, 1))
-MINISGL_QKV(qkv_128_4, MINISGL_WHOLE(2, 4))
-MINISGL_QKV(qkv_256_1, MINISGL_WHOLE(4, 1))
-MINISGL_QKV(qkv_256_4, MINISGL_WHOLE(4, 4))
+MINISGL_QKV(qkv_64, whole_heads<64>)
+MINISGL_QKV(qkv_128, whole_heads<128>)
+MINISGL_QKV(qkv_256, whole_heads<256>)
 MINISGL_QKV(qkv_any, part_of_head)
