@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from minisgl.plugin.spec import PLUGIN_API, Availability, BackendSpec, Probe, ProbeContext
+from minisgl.native.library import unavailable_reason
+from minisgl.plugin.spec import (
+    PLUGIN_API,
+    Availability,
+    BackendSpec,
+    Capabilities,
+    Probe,
+    ProbeContext,
+)
 
 
 def _with_priority(priority: int) -> Probe:
@@ -17,6 +25,18 @@ def _with_priority(priority: int) -> Probe:
     return probe
 
 
+def _has_native_code(context: ProbeContext) -> Availability:
+    """Report whether C++ for this CPU can be compiled, and is of use."""
+    if context.device != "cpu":
+        return Availability(ok=False, reason="runs on a CPU only")
+    if context.dtype != "float32":
+        return Availability(ok=False, reason=f"serves float32, the model is {context.dtype}")
+    reason = unavailable_reason()
+    if reason is not None:
+        return Availability(ok=False, reason=reason)
+    return Availability(ok=True, reason="a C++ compiler is there", priority=20)
+
+
 def _has_modelscope(context: ProbeContext) -> Availability:
     """Report whether the optional library is installed."""
     del context
@@ -26,6 +46,13 @@ def _has_modelscope(context: ProbeContext) -> Availability:
 
 
 # attention
+NATIVE_ATTENTION = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.attention.native_backend:NativeAttentionBackend",
+    summary="our own C++ for a CPU, compiled at first use; float32",
+    probe=_has_native_code,
+    capabilities=Capabilities(dtypes=("float32",)),
+)
 TORCH_ATTENTION = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.attention.torch_backend:TorchAttentionBackend",
@@ -53,6 +80,12 @@ TORCH_MOE = BackendSpec(
 )
 
 # kernel sets
+NATIVE_KERNELS = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl.ops.native_set:NativeKernelSet",
+    summary="our own C++ for a CPU, compiled at first use; float32",
+    probe=_has_native_code,
+)
 TORCH_KERNELS = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl.ops.torch_set:TorchKernelSet",

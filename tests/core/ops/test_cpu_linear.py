@@ -6,14 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.ops.cpu_linear import MklLinear, TransposedLinear, UnpackedLinear, pack_linear
+from minisgl.ops.cpu_linear import TransposedLinear, UnpackedLinear, pack_linear
 
 ROWS = [1, 2, 3, 4, 7, 12, 13, 16, 31, 48, 49, 64, 65, 130]
 # (out, in): blocks of 64 or not, taller and wider than square, a vocabulary, one output.
 SHAPES = [(192, 64), (100, 64), (64, 192), (2048, 64), (1, 33), (7, 1), (2200, 512), (16384, 8)]
-# Large enough for MKL's packed form, and no larger.
-LARGE = (2200, 512)
-HAS_MKL = torch.backends.mkl.is_available()
 
 
 def make_weight(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -40,13 +37,11 @@ def test_every_row_count_gives_the_product(shape: tuple[int, int], has_bias: boo
         torch.testing.assert_close(out.double(), exact(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("form", [UnpackedLinear, TransposedLinear, MklLinear])
+@pytest.mark.parametrize("form", [UnpackedLinear, TransposedLinear])
 @pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 3), (2, 40)])
 def test_leading_dimensions_are_kept(
-    form: type[UnpackedLinear | TransposedLinear | MklLinear], lead: tuple[int, ...]
+    form: type[UnpackedLinear | TransposedLinear], lead: tuple[int, ...]
 ) -> None:
-    if form is MklLinear and not HAS_MKL:
-        pytest.skip("this torch has no MKL")
     weight, x = make_weight((192, 64)), torch.randn(*lead, 64)
     out = form(weight, None)(x)
     assert out.shape == (*lead, 192)
@@ -67,15 +62,11 @@ def test_no_rows_give_no_rows() -> None:
         assert pack_linear(make_weight(shape))(torch.empty(0, shape[1])).shape == (0, shape[0])
 
 
-@pytest.mark.parametrize(("shape", "form"), [((192, 64), TransposedLinear), (LARGE, MklLinear)])
-def test_a_packed_weight_does_not_need_the_original(
-    shape: tuple[int, int], form: type[TransposedLinear | MklLinear]
-) -> None:
-    if form is MklLinear and not HAS_MKL:
-        pytest.skip("this torch has no MKL")
+@pytest.mark.parametrize("shape", [(192, 64), (2200, 512)])
+def test_a_transposed_weight_does_not_need_the_original(shape: tuple[int, int]) -> None:
     weight = make_weight(shape)
     linear = pack_linear(weight)
-    assert isinstance(linear, form)
+    assert isinstance(linear, TransposedLinear)
     assert not linear.is_original_needed
     x = torch.randn(9, shape[1])
     expected = exact(x, weight, None)
@@ -84,37 +75,11 @@ def test_a_packed_weight_does_not_need_the_original(
     torch.testing.assert_close(linear(x).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not HAS_MKL, reason="this torch has no MKL")
-def test_a_packed_weight_outlives_a_change_of_the_thread_count() -> None:
-    weight, x = make_weight(LARGE), torch.randn(70, LARGE[1])
-    linear, num_threads = pack_linear(weight), torch.get_num_threads()
-    assert isinstance(linear, MklLinear)
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            out = linear(x).double()
-            torch.testing.assert_close(out, exact(x, weight, None), rtol=1e-4, atol=1e-3)
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 @pytest.mark.parametrize("shape", [(64, 192), (2048, 64), (2048, 1024)])
 def test_tall_weights_vocabularies_and_wide_inputs_stay_as_they_are(
     shape: tuple[int, int],
 ) -> None:
     assert pack_linear(make_weight(shape)).is_original_needed
-
-
-def test_without_mkl_the_weight_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    shape = (2201, 512)  # whether a form can be had is found out once per shape
-    assert isinstance(pack_linear(make_weight(shape)), UnpackedLinear)
-
-
-def test_a_packed_form_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = (2202, 512)
-    monkeypatch.setattr(MklLinear, "__call__", lambda _, x: torch.zeros(x.shape[0], shape[0]))
-    assert isinstance(pack_linear(make_weight(shape)), UnpackedLinear)
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 20])

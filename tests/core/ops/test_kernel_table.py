@@ -63,6 +63,40 @@ def test_each_op_comes_from_the_first_set_that_has_it() -> None:
     assert table.sources["silu_and_mul"] == "torch"
 
 
+class Doubled:
+    """A product whose weight is not read."""
+
+    is_original_needed = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def pack_doubled(weight: Tensor, bias: Tensor | None) -> Doubled:
+    return Doubled()
+
+
+def pack_gated(weight: Tensor, bias: Tensor | None, activation: str) -> Doubled:
+    return Doubled()
+
+
+def test_a_gated_product_is_composed_of_the_chosen_product_and_activation() -> None:
+    table = table_of(pack_linear=pack_doubled, gelu_and_mul=lambda x: x + 1)
+    packed = table.pack_gated_linear(torch.empty(2, 2), None, "gelu")
+    assert not packed.is_original_needed
+    assert torch.equal(packed(torch.ones(1, 2)), torch.full((1, 2), 3.0))
+    assert table.sources["pack_gated_linear"] == COMPOSED
+
+
+@pytest.mark.parametrize("has_product", [True, False])
+def test_a_gated_product_comes_from_the_set_of_the_product_or_is_composed(
+    has_product: bool,
+) -> None:
+    ops: dict[str, Callable[..., Any]] = {"pack_gated_linear": pack_gated}
+    table = table_of(**ops, **({"pack_linear": pack_doubled} if has_product else {}))
+    assert (table.pack_gated_linear is pack_gated) is has_product
+
+
 def test_a_chain_that_lacks_an_op_is_refused_by_name() -> None:
     with pytest.raises(PluginError, match="--kernels fake: no set of the chain has .*rms_norm"):
         build_kernel_table([("fake", FakeSet())])

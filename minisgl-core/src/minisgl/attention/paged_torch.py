@@ -12,23 +12,43 @@ before it; -1 is no limit. Keys and values of the step's tokens are in the pool 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.attention.cpu_decode import CpuDecodePlan, plan_cpu_decode, run_cpu_decode
-from minisgl.attention.key_span import IntArray, KeySpan, Scratch, find_keys
+IntArray = npt.NDArray[np.integer]
 
 # Rows of a prefill mask that are made at a time, so that a long prompt does not need a mask of
 # prompt length squared.
 MAX_MASK_ROWS = 1024
 
 
+@dataclass(slots=True)
+class Scratch:
+    """Room for gathered keys and values, shared by the layers of a step.
+
+    Fresh memory for each layer would cost more in page faults than the copy.
+    """
+
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def gather(self, name: Literal["k", "v"], pool: Tensor, index: Tensor) -> Tensor:
+        """Return ``pool[index]``, valid until the next call with this name."""
+        size = len(index) * pool[0].numel()
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name] = pool.new_empty(size)
+        out = buffer[:size].view(len(index), *pool.shape[1:])
+        return torch.index_select(pool, 0, index, out=out)
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What every layer of one decode step shares, on CUDA.
+    """What every layer of one decode step shares.
 
     Attributes:
         slots: ``[num_reqs * max_keys]`` int64 on the device; short rows repeat their last slot.
@@ -49,16 +69,23 @@ class PrefillBlock:
     Attributes:
         start: First row in ``q``.
         end: One past the last row.
-        keys: The slots its rows may see.
+        pages: ``[num_pages]`` int64 on the device, those that its rows may see.
+        keys: The part of their tokens.
         bias: ``[rows, num_keys]`` 0 or -inf; None when ``is_causal`` says it all.
         is_causal: Query row i sees keys 0 to i.
     """
 
     start: int
     end: int
-    keys: KeySpan
+    pages: Tensor
+    keys: slice
     bias: Tensor | None
     is_causal: bool
+
+    def read(self, name: Literal["k", "v"], pool: Tensor, scratch: Scratch) -> Tensor:
+        """Return ``[1, num_kv_heads, num_keys, head_dim]`` of a pool."""
+        tokens = scratch.gather(name, pool, self.pages).flatten(0, 1)[self.keys]
+        return tokens.transpose(0, 1).unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +109,7 @@ def plan_decode(
     dtype: torch.dtype,
     device: torch.device,
     window_left: int = -1,
-) -> DecodePlan | CpuDecodePlan:
+) -> DecodePlan:
     """Plan a decode step from the host's page table.
 
     Args:
@@ -95,12 +122,8 @@ def plan_decode(
         window_left: See the module.
 
     Returns:
-        The plan. On CUDA it costs two copies to the device and no synchronisation.
+        The plan. It costs two copies to the device and no synchronisation.
     """
-    if device.type == "cpu":
-        return plan_cpu_decode(
-            page_table, seq_lens, page_size, dtype=dtype, window_left=window_left
-        )
     starts = np.maximum(seq_lens - 1 - window_left, 0) if window_left >= 0 else 0 * seq_lens
     num_keys = seq_lens - starts
     longest = int(num_keys.max())
@@ -154,7 +177,7 @@ def plan_decode_on_device(
 
 
 def run_decode(
-    plan: DecodePlan | CpuDecodePlan, q: Tensor, k_pool: Tensor, v_pool: Tensor, sm_scale: float
+    plan: DecodePlan, q: Tensor, k_pool: Tensor, v_pool: Tensor, sm_scale: float
 ) -> Tensor:
     """Attend with one query per request.
 
@@ -168,8 +191,6 @@ def run_decode(
     Returns:
         ``[num_reqs, num_heads, head_dim]``.
     """
-    if isinstance(plan, CpuDecodePlan):
-        return run_cpu_decode(plan, q, k_pool, v_pool, sm_scale)
     num_reqs, num_heads, head_dim = q.shape
     num_kv_heads = k_pool.shape[2]
     # The query heads of a group become query rows, so that each key is read once.
@@ -217,11 +238,14 @@ def plan_prefill(
             end = min(start + step, last)
             key_end = num_cached + end - first
             key_start = 0 if window_left < 0 else max(num_cached + start - first - window_left, 0)
-            keys = find_keys(page_table[row], key_start, key_end, page_size, device)
+            first_page = key_start // page_size
+            pages = page_table[row, first_page : (key_end - 1) // page_size + 1].astype(np.int64)
+            pages_on_device = torch.from_numpy(pages).to(device, non_blocking=True)
+            keys = slice(key_start - first_page * page_size, key_end - first_page * page_size)
             bias = None
             if not whole and (end - start > 1 or window_left >= 0):
-                bias = _band_bias(end - start, keys.num_keys, window_left, dtype, device)
-            blocks.append(PrefillBlock(start, end, keys, bias, whole))
+                bias = _band_bias(end - start, key_end - key_start, window_left, dtype, device)
+            blocks.append(PrefillBlock(start, end, pages_on_device, keys, bias, whole))
     return PrefillPlan(tuple(blocks))
 
 
@@ -245,8 +269,8 @@ def run_prefill(
     for block in plan.blocks:
         attended = F.scaled_dot_product_attention(
             q[block.start : block.end].transpose(0, 1).unsqueeze(0),
-            block.keys.read("k", k_pool, plan.scratch),
-            block.keys.read("v", v_pool, plan.scratch),
+            block.read("k", k_pool, plan.scratch),
+            block.read("v", v_pool, plan.scratch),
             attn_mask=block.bias,
             is_causal=block.is_causal,
             scale=sm_scale,

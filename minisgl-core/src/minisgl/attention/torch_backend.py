@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from minisgl.attention.contract import AttentionBackend, AttentionConfig
-from minisgl.attention.cpu_decode import CpuDecodePlan
 from minisgl.attention.paged_torch import (
     DecodePlan,
     PrefillPlan,
@@ -20,7 +19,7 @@ from minisgl.attention.paged_torch import (
 )
 from minisgl.core import Batch
 
-_Plan = DecodePlan | CpuDecodePlan | PrefillPlan
+_Plan = DecodePlan | PrefillPlan
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -169,6 +169,23 @@ class PackedLinear(Protocol):
 PackLinear = Callable[[Tensor, Tensor | None], PackedLinear]
 """``pack_linear(weight[out, in], bias[out] | None)``: called once per weight after loading."""
 
+GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
+"""An `ActAndMul` op without its last part, ``_and_mul``."""
+
+
+class PackGatedLinear(Protocol):
+    """``pack_gated_linear``: the product and the gated activation behind it, in one; optional."""
+
+    def __call__(
+        self, weight: Tensor, bias: Tensor | None, activation: GatedActivation
+    ) -> PackedLinear:
+        """Pack ``weight[2n, in_features]``, gate rows then up rows; once, after loading.
+
+        Returns:
+            A product of n outputs: ``act(x @ gate.T) * (x @ up.T)``, each part with its bias and
+            rounded as if it was stored.
+        """
+
 
 class SamplingInputs(NamedTuple):
     """Per-row parameters of `Sample`; all ``[num_rows]`` on the device.
@@ -248,7 +265,10 @@ OPS: Mapping[str, type] = {
     "sample": Sample,
     "qk_norm_rope_store": QKNormRopeStore,
 }
-"""Every op by name, with its protocol; ``pack_linear`` is the one that is not a tensor op."""
+"""Every tensor op by name, with its protocol."""
+
+PACKERS = ("pack_linear", "pack_gated_linear")
+"""Ops that take a weight once and return a product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +291,7 @@ class KernelSet(ABC):
 
     @abstractmethod
     def ops(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the ops that this set has, by name (`OPS` or ``pack_linear``).
+        """Return the ops that this set has, by name (of `OPS` or `PACKERS`).
 
         An op that would be wrong or slower than the next set's is left out.
         """
@@ -292,6 +312,7 @@ class KernelTable:
     sample: Sample
     qk_norm_rope_store: QKNormRopeStore
     pack_linear: PackLinear
+    pack_gated_linear: PackGatedLinear
     rope_rows: RopeRows | None
     """Called once per step for `QKVInputs.rope_rows`; ``None`` where the rotation needs no help."""
     sources: Mapping[str, str]

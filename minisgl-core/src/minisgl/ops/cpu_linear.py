@@ -1,4 +1,4 @@
-"""Linear layers on a CPU: the form of the product follows the weight and the number of rows.
+"""Linear layers on a CPU in plain PyTorch, for machines where `native_linear` cannot be had.
 
 A float32 product of few rows is bound by reading the weight, yet the library behind
 ``F.linear`` reads it at full speed for up to three rows only. Microseconds inside of decode steps
@@ -11,26 +11,14 @@ of the demo model on two Sapphire Rapids cores (``benchmarks/cpu_ops.py`` prints
 batch over blocks of outputs   391   485   500  1165      –   the weight alone
 ``(w @ x.T).T``                374   877   900  1052      –   the weight alone
 ``x @ wt``                     295   476   694   804   2399   a transposed copy *instead*
-MKL's packed weight            344   430   522   554   1937   a packed copy *instead*
 ============================= ===== ===== ===== ===== ====== ============================
 
-==================== ============================= =============================
-rows                  960 x 576: 1, 3, 16, 128      576 x 576: 1, 3, 16, 128
-==================== ============================= =============================
-``F.linear(x, w)``    136, 154, 263, 804             80, 91, 154, 486
-``x @ wt``            110, 155, 234, 799             73, 90, 126, 470
-MKL's packed weight   173, 199, 246, 686             95, 115, 142, 435
-==================== ============================= =============================
-
-So small weights are kept transposed, and larger ones of few inputs in MKL's form. Weights
-of many inputs (1024 and more) are read at full speed as they are, where MKL's form costs up to
-15 % at one to three rows; so does that of a weight with more inputs than outputs. A vocabulary is
-often shared with the embedding, so that another form would not replace it but stand beside it.
+So weights of few inputs are kept transposed. Weights of many inputs (1024 and more) are read at
+full speed as they are, and so is one with more inputs than outputs. A vocabulary is often shared
+with the embedding, so that another form would not replace it but stand beside it.
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -48,16 +36,10 @@ MAX_VOCABULARY_ROWS = 48
 VOCABULARY_BLOCK = 256
 # Most rows for the transposed product; above, all forms are bound by arithmetic.
 MAX_TRANSPOSED_ROWS = 48
-# From this many inputs on, MKL's packed form gains nothing.
-MIN_INPUTS_UNPACKED = 1024
-# A weight of more outputs per input is a vocabulary. That is often shared with the embedding,
-# so that a packed form would not replace it but stand beside it.
+# From this many inputs on, the transposed form gains nothing.
+MIN_INPUTS_AS_THEY_ARE = 1024
+# A weight of more outputs per input is a vocabulary.
 MAX_OUTPUTS_PER_INPUT = 16
-# Up to so many elements (4 MB), the transposed form is the best from 1 to 64 rows.
-MAX_TRANSPOSED_SIZE = 1 << 20
-# Row count at which MKL lays out its packed form; it is right for all others too. The layout for
-# 128 rows is up to 20 % quicker than that for 64, both at 1 and at 128 rows.
-_PACK_ROWS = 128
 
 
 class UnpackedLinear:
@@ -134,41 +116,7 @@ class TransposedLinear:
         return torch.mm(x, self._weight)
 
 
-class MklLinear:
-    """A linear layer whose weight was laid out by MKL; the original may be dropped.
-
-    Attributes:
-        is_original_needed: False.
-    """
-
-    is_original_needed = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Pack ``weight[out_features, in_features]``, float32 on the CPU."""
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACK_ROWS)
-        self._bias = bias
-        # The op takes sizes from the original weight and reads it only when told a row count
-        # that differs from the actual one; one element stands for all.
-        self._shape = torch.zeros(1).expand(weight.shape)
-        self._in_features = weight.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the weight; MKL reserves more address space, which it never touches."""
-        bias_bytes = 0 if self._bias is None else self._bias.nbytes
-        return self._shape.numel() * self._shape.element_size() + bias_bytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return ``x[..., in_features] @ weight.T + bias``, contiguous."""
-        num_rows = x.numel() // self._in_features
-        out: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self._bias, num_rows)
-        return out
-
-
-PackedForm = UnpackedLinear | TransposedLinear | MklLinear
-
-
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedForm:
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> UnpackedLinear | TransposedLinear:
     """Choose the form of a linear layer; call it once per weight, after loading.
 
     Args:
@@ -180,16 +128,11 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedForm:
         A callable ``x[..., in_features] -> [..., out_features]``. Where its
         ``is_original_needed`` is False, dropping ``weight`` leaves the memory as it was.
     """
-    if not _is_replaceable(weight):
-        return UnpackedLinear(weight, bias)
-    if weight.numel() <= MAX_TRANSPOSED_SIZE:
-        return TransposedLinear(weight, bias)
-    if _can_pack(*weight.shape):
-        return MklLinear(weight, bias)
-    return UnpackedLinear(weight, bias)
+    form = TransposedLinear if _is_better_transposed(weight) else UnpackedLinear
+    return form(weight, bias)
 
 
-def _is_replaceable(weight: Tensor) -> bool:
+def _is_better_transposed(weight: Tensor) -> bool:
     """Return whether another form than the weight as it is may be better."""
     num_outputs, num_inputs = weight.shape
     return (
@@ -197,25 +140,6 @@ def _is_replaceable(weight: Tensor) -> bool:
         and weight.device.type == "cpu"
         and weight.is_contiguous()
         and num_inputs <= num_outputs
-        and num_inputs < MIN_INPUTS_UNPACKED
+        and num_inputs < MIN_INPUTS_AS_THEY_ARE
         and num_outputs <= MAX_OUTPUTS_PER_INPUT * num_inputs
     )
-
-
-@lru_cache(maxsize=64)
-def _can_pack(num_outputs: int, num_inputs: int) -> bool:
-    """Try MKL's form once per shape, for row counts on both sides of the packing one.
-
-    The op is undocumented, and MKL does not promise that a layout serves other row counts.
-    """
-    if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
-        return False
-    weight = torch.linspace(-1, 1, num_outputs * num_inputs).view(num_outputs, num_inputs)
-    x = torch.linspace(1, -2, (_PACK_ROWS + 1) * num_inputs).view(-1, num_inputs)
-    packed = MklLinear(weight, None)
-    for num_rows in (1, _PACK_ROWS + 1):
-        expected = F.linear(x[:num_rows], weight)
-        scale = float(expected.abs().max())
-        if not torch.allclose(packed(x[:num_rows]), expected, rtol=1e-4, atol=1e-4 * scale):
-            return False
-    return True

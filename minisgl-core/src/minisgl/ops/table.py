@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -11,9 +11,15 @@ from minisgl.errors import PluginError
 from minisgl.ops import torch_ops
 from minisgl.ops.contract import (
     OPS,
+    PACKERS,
+    ActAndMul,
     ApplyRope,
+    GatedActivation,
     KernelSet,
     KernelTable,
+    PackedLinear,
+    PackGatedLinear,
+    PackLinear,
     QKNormRopeStore,
     QKVInputs,
     RMSNorm,
@@ -24,8 +30,9 @@ from minisgl.ops.contract import (
 COMPOSED = "composed"
 """Source of an op that no set offers and that the table builds from its other ops."""
 
-# Without them the table is complete: the first is composed, the others only save repeated work.
-_OPTIONAL = ("qk_norm_rope_store", "rope_rows", "apply_rope")
+# Without them the table is complete: the first two are composed, the others only save repeated
+# work.
+_OPTIONAL = ("qk_norm_rope_store", "pack_gated_linear", "rope_rows", "apply_rope")
 
 NormHeads = Callable[[Tensor, tuple[Tensor, Tensor], int, float], Tensor]
 """See `minisgl.ops.torch_ops.norm_heads`."""
@@ -42,13 +49,14 @@ def build_kernel_table(sets: Sequence[tuple[str, KernelSet]]) -> KernelTable:
     Returns:
         The table; ``sources`` says where each op came from. Where no set offers
         ``qk_norm_rope_store``, it is composed of the table's own ``rms_norm``, ``rope`` and
-        ``store_kv``, whichever sets these come from.
+        ``store_kv``, whichever sets these come from. Likewise ``pack_gated_linear`` of
+        ``pack_linear`` and the activations, unless the set that ``pack_linear`` is from has it.
 
     Raises:
         PluginError: A set offers an unknown op, or the chain lacks one.
     """
     ops, sources = _first_of_each(sets)
-    missing = [name for name in (*OPS, "pack_linear") if name not in ops | dict.fromkeys(_OPTIONAL)]
+    missing = [name for name in (*OPS, *PACKERS) if name not in ops | dict.fromkeys(_OPTIONAL)]
     if missing:
         chain = ",".join(name for name, _ in sets)
         raise PluginError(
@@ -67,6 +75,10 @@ def build_kernel_table(sets: Sequence[tuple[str, KernelSet]]) -> KernelTable:
         sources["qk_norm_rope_store"] = COMPOSED
     elif sources["qk_norm_rope_store"] != sources.get("rope_rows"):
         is_shared = False  # a fused op reads the cache itself, unless its own set says otherwise
+    if sources.get("pack_gated_linear") != sources["pack_linear"]:
+        activations = {name: ops[f"{name}_and_mul"] for name in get_args(GatedActivation)}
+        ops["pack_gated_linear"] = compose_gated_linear(ops["pack_linear"], activations)
+        sources["pack_gated_linear"] = COMPOSED
     return KernelTable(**ops, rope_rows=rope_rows if is_shared else None, sources=sources)
 
 
@@ -115,6 +127,36 @@ def compose_qk_norm_rope_store(
     return qk_norm_rope_store
 
 
+class ActivatedLinear:
+    """A product with a gated activation behind it.
+
+    Attributes:
+        is_original_needed: As the product says.
+    """
+
+    def __init__(self, product: PackedLinear, act_and_mul: ActAndMul) -> None:
+        """Keep both."""
+        self._product, self._act_and_mul = product, act_and_mul
+        self.is_original_needed = product.is_original_needed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``[..., n]`` for a weight of ``2n`` outputs."""
+        return self._act_and_mul(self._product(x))
+
+
+def compose_gated_linear(
+    pack_linear: PackLinear, activations: Mapping[GatedActivation, ActAndMul]
+) -> PackGatedLinear:
+    """Build the fused op from a product and the activations by their names."""
+
+    def pack_gated_linear(
+        weight: Tensor, bias: Tensor | None, activation: GatedActivation
+    ) -> PackedLinear:
+        return ActivatedLinear(pack_linear(weight, bias), activations[activation])
+
+    return pack_gated_linear
+
+
 def _first_of_each(
     sets: Sequence[tuple[str, KernelSet]],
 ) -> tuple[dict[str, _Op], dict[str, str]]:
@@ -124,8 +166,8 @@ def _first_of_each(
     for set_name, kernels in sets:
         offered: Mapping[str, _Op] = kernels.ops()
         for name, op in offered.items():
-            if name not in OPS and name != "pack_linear":
-                known = ", ".join((*OPS, "pack_linear"))
+            if name not in OPS and name not in PACKERS:
+                known = ", ".join((*OPS, *PACKERS))
                 raise PluginError(
                     f"--kernels {set_name}: the set offers an unknown op {name!r}; known: {known}"
                 )
