@@ -42,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="where tensors live (default: cuda if there is one)",
     )
+    group.addoption(
+        "--source-model",
+        metavar="MODEL",
+        help="what to ask a model source for, where it cannot make a sample of its own",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

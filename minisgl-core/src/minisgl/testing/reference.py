@@ -1,12 +1,13 @@
 """What every op should give, written as plainly as possible and computed in float64.
 
 Nothing here is fast. Inputs may have any float dtype and device; results are float64 on the same
-device, to be compared within the rounding of the dtype under test: see `tolerance`.
+device, to be compared within what `TOLERANCES` allows the op and the dtype under test.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -20,20 +21,44 @@ class Tolerance(NamedTuple):
     atol: float
 
 
-def tolerance(dtype: torch.dtype) -> Tolerance:
-    """Return what is allowed for values of about 1.
+_ROUNDED: Mapping[torch.dtype, Tolerance] = {
+    torch.float32: Tolerance(2e-5, 2e-5),
+    torch.float16: Tolerance(4e-3, 4e-3),
+    torch.bfloat16: Tolerance(3e-2, 3e-2),
+}
+"""A few roundings of the type, for values of about 1: of inputs to matrix products, of
+probabilities and of the result; in float32 sums of some hundred terms."""
 
-    A few roundings of the type: float32 sums of some hundred terms, and for the half types the
-    rounding of inputs to matrix products, of probabilities and of the result.
-    """
-    return {
-        torch.float32: Tolerance(2e-5, 2e-5),
-        torch.float16: Tolerance(4e-3, 4e-3),
-        torch.bfloat16: Tolerance(3e-2, 3e-2),
-    }[dtype]
+_EXACT: Mapping[torch.dtype, Tolerance] = dict.fromkeys(_ROUNDED, Tolerance(0.0, 0.0))
+"""Nothing is computed, only moved."""
+
+TOLERANCES: Mapping[str, Mapping[torch.dtype, Tolerance]] = {
+    "attention": _ROUNDED,
+    "moe": _ROUNDED,
+    "rms_norm": _ROUNDED,
+    "fused_add_rms_norm": _ROUNDED,
+    "rope": _ROUNDED,
+    "apply_rope": _ROUNDED,
+    "silu_and_mul": _ROUNDED,
+    "gelu_and_mul": _ROUNDED,
+    "gelu_tanh_and_mul": _ROUNDED,
+    "embedding": _EXACT,
+    "store_kv": _EXACT,
+    "qk_norm_rope_store": _ROUNDED,
+    "pack_linear": _ROUNDED,
+    "pack_gated_linear": _ROUNDED,
+}
+"""How far each op may be off, by the type under test; sampling is compared as a distribution."""
 
 
-def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, rule: str) -> None:
+def tolerance(dtype: torch.dtype, op: str = "") -> Tolerance:
+    """Return what an op of `TOLERANCES` is allowed; without one, a few roundings."""
+    return TOLERANCES.get(op, _ROUNDED)[dtype]
+
+
+def assert_close(
+    actual: Tensor, expected: Tensor, dtype: torch.dtype, rule: str, op: str = ""
+) -> None:
     """Compare with a float64 reference.
 
     Args:
@@ -41,9 +66,13 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, rule: str
         expected: The reference.
         dtype: The type under test.
         rule: What the contract wants, for the message.
+        op: Whose tolerance counts; see `TOLERANCES`.
     """
     assert actual.dtype == dtype, f"{rule}: in {dtype}, got {actual.dtype}"
-    rtol, atol = tolerance(dtype)
+    assert actual.shape == expected.shape, (
+        f"{rule}: in shape {list(expected.shape)}, got {list(actual.shape)}"
+    )
+    rtol, atol = tolerance(dtype, op)
     torch.testing.assert_close(
         actual.double(), expected, rtol=rtol, atol=atol, msg=lambda text: f"{rule}\n{text}"
     )

@@ -1,4 +1,7 @@
-"""Which backends a conformance run is about: ``--backend KIND[:NAME]``."""
+"""Which backends a conformance run is about: ``--backend KIND[:NAME]``.
+
+Besides the kinds of `minisgl.plugin.discovery` there is one for hook plugins: `HOOK_KIND`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.errors import PluginError, SettingsError
-from minisgl.plugin.discovery import Catalog, discover, normalize
+from minisgl.plugin.discovery import KINDS, Catalog, discover, normalize
 from minisgl.plugin.isolation import contain
 from minisgl.plugin.lookup import Lookup, Request
 from minisgl.plugin.machine import Machine, read_machine
 from minisgl.plugin.selection import Refusal, SelectedBackend
 from minisgl.plugin.spec import PLUGIN_API, BackendSpec, Capabilities, Phase, ProbeContext
 from minisgl.plugin.specs import SpecStore
+from minisgl.testing.hook_backends import HOOK_KIND, HookBackends, call_with_engine
 
 SUITES = Path(__file__).parent / "conformance"
 
@@ -72,7 +76,8 @@ class TestedBackend:
 
 def suite_kind(path: Path) -> str:
     """Return the kind that a suite's module is about; ``test_KIND.py`` or ``test_KIND_part.py``."""
-    return path.stem.split("_")[1]
+    name = path.stem.removeprefix("test_")
+    return next(kind for kind in (*KINDS, HOOK_KIND) if f"{name}_".startswith(f"{kind}_"))
 
 
 def suite_kinds() -> tuple[str, ...]:
@@ -110,7 +115,8 @@ class BackendSelector:
         Args:
             texts: Each ``KIND:NAME``, where the name is that of an installed backend, or the
                 ``package.module:attribute`` of a `BackendSpec` or a factory; or ``KIND`` for all
-                that are installed and work here.
+                that are installed and work here. A logits processor is named by the entry point
+                or the distribution of its hook plugin, or by the path of the hook's function.
 
         Returns:
             The backends, in the order given. `refused` has those that do not work here.
@@ -131,6 +137,8 @@ class BackendSelector:
         return selected
 
     def _all_installed(self, kind: str) -> list[TestedBackend]:
+        if kind == HOOK_KIND:
+            return [self._hook_plugin(name) for name in HookBackends(self._catalog).names()]
         phases: tuple[Phase, ...] = ()
         request = Request(kind, "auto", context_of(self.machine), is_dry=False)
         usable, refused = self._lookup.ranked(request, phases)
@@ -144,6 +152,8 @@ class BackendSelector:
         owner, has_owner, _ = name.rpartition(":")
         if has_owner and normalize(owner) not in self._catalog.versions:
             return self._by_path(kind, name)
+        if kind == HOOK_KIND:
+            return self._hook_plugin(name)
         request = Request(kind, name, context_of(self.machine), is_dry=False)
         return self._installed(self._lookup.named(request, name, ()))
 
@@ -158,16 +168,30 @@ class BackendSelector:
             machine=self.machine,
         )
 
+    def _hook_plugin(self, name: str) -> TestedBackend:
+        """Load the hook plugin that a name means."""
+        offer, factory = HookBackends(self._catalog).find(name)
+        return TestedBackend(
+            kind=HOOK_KIND,
+            name=name,
+            spec=BackendSpec(PLUGIN_API, factory=offer.entry_point.value),
+            capabilities=Capabilities(),
+            factory=factory,
+            is_installed=False,  # a hook plugin has no probe
+            machine=self.machine,
+        )
+
     def _by_path(self, kind: str, path: str) -> TestedBackend:
         """Import a spec or a factory that need not be installed."""
         found = _import_path(kind, path)
         spec = found if isinstance(found, BackendSpec) else BackendSpec(PLUGIN_API, factory=path)
+        factory = _import_path(kind, spec.factory)
         return TestedBackend(
             kind=kind,
             name=path,
             spec=spec,
             capabilities=spec.capabilities,
-            factory=_import_path(kind, spec.factory),
+            factory=call_with_engine(factory) if kind == HOOK_KIND else factory,
             is_installed=False,
             machine=self.machine,
         )

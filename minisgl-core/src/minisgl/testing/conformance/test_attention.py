@@ -14,7 +14,9 @@ import torch
 
 from minisgl.attention.contract import AttentionBackend
 from minisgl.core import Batch
-from minisgl.testing.attention_case import AttentionCase, AttentionShape, CapturedStep, Step
+from minisgl.testing.attention_case import AttentionCase, AttentionShape
+from minisgl.testing.captured_step import CapturedStep
+from minisgl.testing.paged_batches import Step, newest
 from minisgl.testing.reference import assert_close
 from minisgl.testing.selection import TestedBackend
 
@@ -31,7 +33,7 @@ PREFILL = (
     Step(2, 130, 300),
     Step(4, 255, 257),
 )
-DECODE = (1, 16, 17, 64, 65, 300, 129)
+DECODE = newest((1, 16, 17, 64, 65, 300, 129))
 
 Case = tuple[AttentionBackend, AttentionCase]
 
@@ -117,7 +119,7 @@ def compare(
     assert out.is_contiguous(), "forward returns a contiguous tensor"
     expected = case.expected(q, batch, layer_id)
     rule = f"{batch.phase}: forward gives causal attention over the request's own pages"
-    assert_close(out[: len(expected)], expected, case.shape.dtype, rule)
+    assert_close(out[: len(expected)], expected, case.shape.dtype, rule, "attention")
     assert out.isfinite().all(), "rows of padding hold finite numbers"
 
 
@@ -184,7 +186,7 @@ def test_a_prompt_in_chunks_gives_the_same_as_in_one(
 def test_a_padded_decode_batch(backend: TestedBackend, padded_size: int) -> None:
     need_phase(backend, "decode")
     made = make(backend)
-    check(made, made[1].decode((40, 1, 300), padded_size))
+    check(made, made[1].decode(newest((40, 1, 300)), padded_size))
 
 
 def test_a_full_batch_of_the_longest_requests(backend: TestedBackend) -> None:
@@ -193,7 +195,7 @@ def test_a_full_batch_of_the_longest_requests(backend: TestedBackend) -> None:
     if "prefill" in backend.capabilities.phases:
         check(made, made[1].prefill([Step(row, 0, longest) for row in range(size)]))
     if "decode" in backend.capabilities.phases:
-        check(made, made[1].decode([longest] * size))
+        check(made, made[1].decode(newest([longest] * size)))
 
 
 def test_the_host_may_run_ahead_of_the_device(backend: TestedBackend) -> None:
@@ -201,7 +203,7 @@ def test_the_host_may_run_ahead_of_the_device(backend: TestedBackend) -> None:
     attention, case = make(backend)
     launched = []
     for step in range(8):
-        batch = case.decode([17 * step + 1 + i for i in range(1 + step % 4)])
+        batch = case.decode(newest(17 * step + 1 + i for i in range(1 + step % 4)))
         attention.prepare_metadata(batch)
         q = case.queries(batch.size)
         launched.append((attention.forward(q, 0, batch), q, batch))
@@ -221,10 +223,10 @@ def test_a_batch_keeps_its_plan_when_another_one_is_made(backend: TestedBackend)
 def test_a_request_that_got_new_pages_is_read_from_them(backend: TestedBackend) -> None:
     need_phase(backend, "decode")
     attention, case = make(backend)
-    check((attention, case), case.decode([100, 200]))
+    check((attention, case), case.decode(newest((100, 200))))
     # Rows 0 and 1 trade places, as when a slot is given to another request.
     case.swap_rows(0, 1)
-    check((attention, case), case.decode([200, 100]))
+    check((attention, case), case.decode(newest((200, 100))))
 
 
 @pytest.mark.parametrize("is_windowed", [False, True])
@@ -240,14 +242,14 @@ def test_a_captured_decode_step_can_be_replayed(backend: TestedBackend, is_windo
     for size, seq_lens in (
         (4, (1, 300, 17)),
         (1, (299,)),
-        (8, DECODE),
+        (8, (1, 16, 17, 64, 65, 300, 129)),
         (4, (16, 17, 18, 19)),
         (8, (320,) * 8),
         (1, (1,)),
         (4, (33, 2)),
     ):
         graph, fixed, q = graphs[size]
-        batch = case.decode(seq_lens, size)
+        batch = case.decode(newest(seq_lens), size)
         new_q = case.queries(size)
         update(fixed, batch)
         batch.table_idx, batch.seq_lens = fixed.table_idx, fixed.seq_lens

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.ops.contract import OPS, KernelConfig, KernelSet, QKVInputs
+from minisgl.ops.contract import OPS, PACKERS, KernelConfig, KernelSet, QKVInputs
 from minisgl.testing import reference
-from minisgl.testing.attention_case import CapturedStep
+from minisgl.testing.captured_step import CapturedStep
 from minisgl.testing.reference import assert_close
 from minisgl.testing.selection import TestedBackend
 
@@ -49,8 +49,10 @@ class Kernels:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def close(self, actual: Tensor, expected: Tensor, rule: str) -> None:
-        """Compare with the reference."""
-        assert_close(actual, expected, self.dtype, rule)
+        """Compare with the reference; the rule begins with the op's name."""
+        op = rule.split()[0]
+        assert op in reference.TOLERANCES, f"{op}: declares no tolerance"
+        assert_close(actual, expected, self.dtype, rule, op)
 
 
 @pytest.fixture(params=DTYPES)
@@ -66,7 +68,7 @@ def kernels(backend: TestedBackend, request: pytest.FixtureRequest) -> Kernels:
 
 
 def test_only_known_ops_are_offered(kernels: Kernels) -> None:
-    unknown = set(kernels.ops) - {*OPS, "pack_linear"}
+    unknown = set(kernels.ops) - {*OPS, *PACKERS}
     assert not unknown, "ops() offers the ops of the contract and no others"
 
 
@@ -104,9 +106,11 @@ def test_fused_add_rms_norm(kernels: Kernels, num_tokens: int, width: int) -> No
     weight = kernels.randn(width)
     total = x.double() + residual.double()
     normed, summed = op(x.clone(), residual.clone(), weight, EPS)
-    kernels.close(summed, total, "the second result is x + residual")
+    kernels.close(summed, total, "fused_add_rms_norm returns x + residual as its second result")
     expected = reference.rms_norm(total, weight, EPS)
-    kernels.close(normed, expected, "the first result is the norm of the sum")
+    kernels.close(
+        normed, expected, "fused_add_rms_norm returns the norm of the sum as its first result"
+    )
 
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (128, 128), (96, 96), (128, 64)])
@@ -246,7 +250,31 @@ def test_pack_linear(
     packed = pack(weight, bias)
     if not packed.is_original_needed:
         weight.fill_(float("nan"))
-    kernels.close(packed(x), expected, "a packed weight multiplies like the original")
+    kernels.close(
+        packed(x), expected, "pack_linear gives a weight that multiplies like the original"
+    )
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 48), (576, 1536)])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_pack_gated_linear(
+    kernels: Kernels, num_tokens: int, in_features: int, out_features: int, activation: str,
+    has_bias: bool,
+) -> None:  # fmt: skip
+    pack = kernels.op("pack_gated_linear")
+    weight = kernels.randn(2 * out_features, in_features, scale=in_features**-0.5)
+    bias = kernels.randn(2 * out_features) if has_bias else None
+    x = kernels.randn(num_tokens, in_features)
+    product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    expected = reference.act_and_mul(product, activation)
+    packed = pack(weight, bias, activation)
+    if not packed.is_original_needed:
+        weight.fill_(float("nan"))
+    kernels.close(
+        packed(x), expected, "pack_gated_linear gives what the activation makes of the product"
+    )
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul", "embedding"])
@@ -260,4 +288,4 @@ def test_an_op_can_be_captured(kernels: Kernels, name: str) -> None:
     graph = CapturedStep(lambda: op(fixed, *extra), kernels.device)
     fixed.copy_(fixed.flip(0))
     expected = op(fixed, *extra).double()
-    kernels.close(graph.replay(), expected, "a replay computes what is in the inputs now")
+    kernels.close(graph.replay(), expected, f"{name} replayed computes what is in the inputs now")

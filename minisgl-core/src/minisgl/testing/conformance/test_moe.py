@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.moe.contract import MoEBackend, MoEConfig
-from minisgl.testing.attention_case import CapturedStep
+from minisgl.testing.captured_step import CapturedStep
 from minisgl.testing.reference import Experts, assert_close, moe
 from minisgl.testing.selection import TestedBackend
 
@@ -88,7 +88,7 @@ def make(
 def check(layer: Layer) -> None:
     expected = moe(layer.hidden_states, layer.router_logits, layer.experts)
     rule = "forward gives the weighted sum of each token's top_k experts"
-    assert_close(layer.forward(), expected, layer.hidden_states.dtype, rule)
+    assert_close(layer.forward(), expected, layer.hidden_states.dtype, rule, "moe")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 33, MAX_NUM_TOKENS])
@@ -136,7 +136,7 @@ def test_one_backend_serves_layers_and_batches_in_any_order(backend: TestedBacke
     for layer, output in zip(layers, outputs, strict=True):
         expected = moe(layer.hidden_states, layer.router_logits, layer.experts)
         rule = "a result stays as it is while other layers run"
-        assert_close(output, expected, layer.hidden_states.dtype, rule)
+        assert_close(output, expected, layer.hidden_states.dtype, rule, "moe")
 
 
 def test_a_captured_step_can_be_replayed(backend: TestedBackend) -> None:
@@ -147,4 +147,4 @@ def test_a_captured_step_can_be_replayed(backend: TestedBackend) -> None:
     layer.router_logits.copy_(other.router_logits.roll(1, 1))
     expected = moe(layer.hidden_states, layer.router_logits, layer.experts)
     rule = "a replay computes what is in the inputs now"
-    assert_close(graph.replay(), expected, layer.hidden_states.dtype, rule)
+    assert_close(graph.replay(), expected, layer.hidden_states.dtype, rule, "moe")
