@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from minisgl.distributed.contract import CommConfig, Communicator
-from minisgl.distributed.torch_comm import build_communicator, call_off_meeting
+from minisgl.distributed.meeting import call_off_meeting
+from minisgl.distributed.torch_comm import build_communicator
 from minisgl.errors import CommError
 
 Result = TypeVar("Result")

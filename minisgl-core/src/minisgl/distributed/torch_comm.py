@@ -1,63 +1,23 @@
-"""Collectives through torch's process groups: gloo between CPU processes, NCCL between GPUs.
-
-The groups are made directly, not through ``torch.distributed.init_process_group``: that has one
-default group per process, which belongs to whoever embeds us, and two engines need two.
-"""
+"""Collectives through torch's process groups: gloo between CPU processes, NCCL between GPUs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from minisgl.distributed.contract import CommConfig, Communicator
+from minisgl.distributed.control import ControlGroup, as_comm_error, wait
+from minisgl.distributed.peers import RANK_ENDED, attempt
+from minisgl.distributed.single import SingleCommunicator
 from minisgl.errors import CommError
 
-# Any: torch's stubs mark half of what its documentation lists as not exported, and give its
-# backends no collectives. A plain import of the names would fail in builds without them.
+# Any: as in `minisgl.distributed.control`.
 _torch: Any = dist
 
-_NEVER = timedelta(days=3650)  # an idle server says nothing for that long
-_POLL_S = 0.02
-_STORE_TIMEOUT = timedelta(seconds=2)
-_CALLED_OFF = "called off"
-
-# Most control messages fit into one frame of this size, so that they cost one collective.
-_FRAME_BYTES = 512
-_LENGTH_BYTES = 8
-
-
-class SingleCommunicator(Communicator):
-    """The group of one: nothing to communicate."""
-
-    rank = 0
-    size = 1
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor."""
-        return tensor
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor."""
-        return tensor
-
-    def broadcast_bytes(self, payload: bytes | None) -> bytes:
-        """Return the payload."""
-        assert payload is not None, "rank 0 passes the payload"
-        return payload
-
-    def min_int(self, value: int) -> int:
-        """Return the value."""
-        return value
-
-    def shutdown(self) -> None:
-        """Do nothing."""
+_ABORT_S = 5.0  # NCCL's own end may hang, where graphs still refer to it
 
 
 class TorchCommunicator(Communicator):
@@ -70,74 +30,69 @@ class TorchCommunicator(Communicator):
             CommError: They did not all come within ``config.timeout_s``.
         """
         self.rank, self.size = config.rank, config.size
-        store = _meet(config)
-        with _as_comm_error():
-            self._control = _gloo_group(_torch.PrefixStore("control/", store), config)
-            self._data = self._control
-            if config.device.type == "cuda":
-                self._data = _nccl_group(_torch.PrefixStore("data/", store), config)
+        self._control = ControlGroup(config)
+        self._data = self._control.group
+        self._is_broken = False
         # Not asynchronous: on a GPU the work then goes to the current stream, not to one aside.
         self._sum_options = _torch.AllreduceOptions()
         self._sum_options.asyncOp = False
         self._gather_options = _torch.distributed_c10d.AllgatherOptions()
         self._gather_options.asyncOp = False
-        self._broadcast_options = _torch.BroadcastOptions()
-        self._broadcast_options.rootRank = 0
-        self._broadcast_options.timeout = _NEVER
+        self._on_lost = config.on_lost
+        is_cuda = config.device.type == "cuda"
+        if is_cuda:
+            self._data = _nccl_group(self._control.store("data"), config)
+        self._watch = self._control.watch(self._break, has_processes=is_cuda)
+        if is_cuda:
+            # Its buffers are made by the first collective, and are to be there when whoever sizes
+            # the KV pool looks how much memory is left.
+            self.all_reduce(torch.zeros(1, device=config.device))
+            torch.cuda.synchronize(config.device)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over ranks, in place where the tensor is contiguous."""
         tensor = tensor.contiguous()
-        with _as_comm_error():
-            _wait(self._data.allreduce([tensor], self._sum_options))
+        with as_comm_error():
+            wait(self._data.allreduce([tensor], self._sum_options))
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate over ranks along the last dimension."""
         tensor = tensor.contiguous()
         parts = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
-        with _as_comm_error():
-            _wait(self._data._allgather_base(parts, tensor, self._gather_options))
-        parts = parts.view(self.size, *tensor.shape)  # [size, ..., n]
-        return parts.movedim(0, -2).flatten(-2)  # [..., size * n]
+        with as_comm_error():
+            wait(self._data._allgather_base(parts, tensor, self._gather_options))
+        return join_parts(parts.view(self.size, *tensor.shape))
 
     def broadcast_bytes(self, payload: bytes | None) -> bytes:
-        """Send bytes from rank 0 over gloo: a frame that starts with the length, then the rest."""
-        frame = torch.zeros(_FRAME_BYTES, dtype=torch.uint8)
-        if payload is not None:
-            head = len(payload).to_bytes(_LENGTH_BYTES, "little")
-            head += payload[: _FRAME_BYTES - _LENGTH_BYTES]
-            frame[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self._broadcast(frame)
-        head = frame.numpy().tobytes()
-        size = int.from_bytes(head[:_LENGTH_BYTES], "little")
-        end = _LENGTH_BYTES + size
-        if end <= _FRAME_BYTES:
-            return head[_LENGTH_BYTES:end]
-        rest = torch.empty(end - _FRAME_BYTES, dtype=torch.uint8)
-        if payload is not None:
-            rest = torch.frombuffer(bytearray(payload[-len(rest) :]), dtype=torch.uint8)
-        self._broadcast(rest)
-        return head[_LENGTH_BYTES:] + rest.numpy().tobytes()
+        """Send bytes from rank 0 over gloo."""
+        return self._control.broadcast_bytes(payload)
 
     def min_int(self, value: int) -> int:
         """Reduce over gloo."""
-        tensor = torch.tensor([value], dtype=torch.int64)
-        options = _torch.AllreduceOptions()
-        options.reduceOp = _torch.ReduceOp.MIN
-        with _as_comm_error():
-            _wait(self._control.allreduce([tensor], options))
-        return int(tensor)
+        return self._control.min_int(value)
+
+    def raise_if_broken(self) -> None:
+        """Raise once another rank is seen to have ended; NCCL was called off then."""
+        if self._is_broken:
+            raise CommError(RANK_ENDED)
 
     def shutdown(self) -> None:
         """Leave the group; other ranks' calls fail from then on."""
-        if self._data is not self._control:
-            self._data.abort()  # a GPU that still waits for a dead rank would block an orderly end
+        self._watch.close()
+        if self._data is not self._control.group and not self._is_broken:
+            # Not an orderly end, which a GPU that still waits for a dead rank would block.
+            attempt(self._data.abort, _ABORT_S)
+            self._data = self._control.group
         self._control.shutdown()
 
-    def _broadcast(self, data: torch.Tensor) -> None:
-        with _as_comm_error():
-            _wait(self._control.broadcast([data], self._broadcast_options))
+    def _break(self) -> None:
+        """Let the GPU wait no longer for a rank that is gone; runs in the thread that watches."""
+        self._is_broken = True
+        if self._data is not self._control.group:
+            attempt(self._data.abort, _ABORT_S)
+        if self._on_lost is not None:
+            self._on_lost()
 
 
 def build_communicator(config: CommConfig) -> Communicator:
@@ -145,65 +100,9 @@ def build_communicator(config: CommConfig) -> Communicator:
     return SingleCommunicator() if config.size == 1 else TorchCommunicator(config)
 
 
-def call_off_meeting(init_method: str, reason: str) -> None:
-    """Let ranks that wait at a ``file://`` rendezvous, or are yet to come, give up.
-
-    For whoever started them, when one of them will not come.
-    """
-    path = Path(init_method.removeprefix("file://"))
-    if path.parent.exists():  # else all is over already
-        _torch.FileStore(str(path), -1).set(_CALLED_OFF, reason)
-
-
-def _meet(config: CommConfig) -> Any:  # Any: as above
-    """Wait until every rank has come to the rendezvous.
-
-    Raises:
-        CommError: Some did not come in time, or the meeting was called off.
-    """
-    deadline = time.monotonic() + config.timeout_s
-    timeout = timedelta(seconds=config.timeout_s)
-    with _as_comm_error():
-        store, _, _ = next(
-            _torch.rendezvous(
-                config.init_method,
-                config.rank,
-                config.size,
-                timeout=timeout,
-            )
-        )
-        # A file that has been removed would be waited for as long as for a rank.
-        store.set_timeout(min(timeout, _STORE_TIMEOUT))
-        store.set(f"rank {config.rank}", "here")
-        missing = list(range(config.size))
-        while True:
-            missing = [rank for rank in missing if not store.check([f"rank {rank}"])]
-            if not missing:
-                store.set_timeout(timeout)
-                return store
-            if store.check([_CALLED_OFF]):
-                raise CommError(f"the ranks do not meet: {store.get(_CALLED_OFF).decode()}")
-            if time.monotonic() > deadline:
-                raise CommError(
-                    f"--distributed-timeout-s {config.timeout_s:g}: rank {config.rank} waited for "
-                    f"ranks that did not come: {', '.join(map(str, missing))}"
-                )
-            time.sleep(_POLL_S)
-
-
-def _gloo_group(store: Any, config: CommConfig) -> Any:  # Any: as above
-    """Make the group for tensors in host memory."""
-    options = _torch.ProcessGroupGloo._Options()
-    options._timeout = timedelta(seconds=config.timeout_s)
-    # Ranks that met at a file are on one machine: no other one needs to reach them, and a host
-    # whose own name does not resolve is no hindrance.
-    is_local = config.init_method.startswith("file://")
-    options._devices = [
-        _torch.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-        if is_local
-        else _torch.ProcessGroupGloo.create_default_device()
-    ]
-    return _torch.ProcessGroupGloo(store, config.rank, config.size, options)
+def join_parts(parts: torch.Tensor) -> torch.Tensor:
+    """Put the ranks' parts ``[size, ..., n]`` side by side: ``[..., size * n]``, contiguous."""
+    return parts.movedim(0, -2).flatten(-2)
 
 
 def _nccl_group(store: Any, config: CommConfig) -> Any:  # Any: as above
@@ -211,18 +110,3 @@ def _nccl_group(store: Any, config: CommConfig) -> Any:  # Any: as above
     options = _torch.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=config.timeout_s)
     return _torch.ProcessGroupNCCL(store, config.rank, config.size, options)
-
-
-def _wait(work: Any) -> None:  # Any: as above
-    """Wait for a collective; one that is not asynchronous may leave nothing to wait for."""
-    if work is not None:
-        work.wait()
-
-
-@contextmanager
-def _as_comm_error() -> Iterator[None]:
-    """Give torch's error, which it raises when a peer is gone, a name of ours."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise CommError(f"another rank is gone or late: {error}") from error

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from minisgl.config.load import Settings
+from minisgl.config.placement import Placement
 from minisgl.errors import MinisglError, WorkerError
 from minisgl.message.lifecycle import ReadyMsg
 from minisgl.workers.contract import Endpoints, LogOptions, WorkerSpec
@@ -46,11 +47,11 @@ class FollowerPlan:
     on_failure: Callable[[MinisglError], None]
 
     def specs(self) -> list[WorkerSpec]:
-        """Describe each process."""
+        """Describe each process; those of other nodes are started there."""
         level = logging.getLevelName(logging.getLogger("minisgl").getEffectiveLevel())
         log = LogOptions(level if isinstance(level, str) else "WARNING")
         packed, pid = pickle.dumps(self.settings), os.getpid()
-        ranks = range(1, self.settings.engine.tp)
+        ranks = Placement.of(self.settings.engine).ranks[1:]
         return [WorkerSpec("scheduler", r, packed, self.endpoints, pid, log) for r in ranks]
 
 

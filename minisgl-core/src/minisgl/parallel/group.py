@@ -9,7 +9,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
-from minisgl.distributed.torch_comm import call_off_meeting
+from minisgl.config.placement import Placement
+from minisgl.distributed.meeting import call_off_meeting
+from minisgl.distributed.peers import RANK_ENDED
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import Engine
 from minisgl.errors import CommError, MinisglError, WorkerError
@@ -25,11 +27,12 @@ from minisgl.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _EXPLAIN_S = 3.0  # a rank that others miss is seen to be gone within this time
+_NOTICE_S = 0.5
 _SHUTDOWN_S = 5.0
 
 
 class RankGroup(Ranks):
-    """A tensor-parallel group on this machine.
+    """A tensor-parallel group, of which rank 0 and maybe all are on this machine.
 
     Rank 0 works in a thread of its own. Each of its steps begins with a broadcast of the messages
     that it takes in; the others wait for that broadcast, and do the same step. A rank that fails
@@ -54,11 +57,12 @@ class RankGroup(Ranks):
         self._line = request.line
         folder = SocketFolder()
         endpoints = endpoints_in(folder.path)
+        rendezvous = Placement.of(settings.engine).rendezvous(endpoints.rendezvous)
         driver = Driver()
 
         def on_failure(error: MinisglError) -> None:
             driver.fail(error)
-            call_off_meeting(endpoints.rendezvous, str(error))
+            call_off_meeting(rendezvous, str(error))
 
         followers = start_followers(FollowerPlan(settings, endpoints, on_failure))
         self._finalizer = weakref.finalize(self, _end, os.getpid(), driver, followers, folder)
@@ -67,7 +71,7 @@ class RankGroup(Ranks):
         atexit.register(self._finalizer)
         self._driver, self._followers = driver, followers
         self.lock = DriverLock(driver)
-        self._member = _Member(request, endpoints.rendezvous, followers, driver)
+        self._member = _Member(request, rendezvous, followers, driver)
         try:
             driver.call(self._member.build)
             followers.wait_until_ready(settings.engine.distributed_timeout_s)
@@ -127,11 +131,11 @@ class _Member:
     def __init__(
         self, request: RankRequest, rendezvous: str, followers: Followers, driver: Driver
     ) -> None:
-        self._request = replace(
-            request, engine=replace(request.engine, rank=0, init_method=rendezvous)
-        )
+        engine = replace(request.engine, rank=0, init_method=rendezvous, on_lost=self._on_lost)
+        self._request = replace(request, engine=engine)
         self._followers = followers
         self._driver = driver
+        self._is_built = False
         self._is_in_step = False
 
     def build(self) -> None:
@@ -139,6 +143,7 @@ class _Member:
         request = self._request
         try:
             self.engine = build_engine(request.engine)
+            self._is_built = True
             traced, io = in_lockstep(
                 self.engine, self.engine.comm, request.around(request.line), wire_codec()
             )
@@ -171,7 +176,13 @@ class _Member:
         self._request.line.put([ExitMsg()])
         self.step()
         self.scheduler.shutdown()
+        self._request.end_recording()
         self.engine.shutdown()
+
+    def _on_lost(self) -> None:
+        """End the group because a rank is gone that nobody here has started."""
+        self._driver.fail(self._followers.wait_for_failure(_NOTICE_S) or CommError(RANK_ENDED))
+        self._followers.end()
 
     def _give_up(self, error: Exception) -> None:
         """End the group after an error of this rank, or one that another rank has caused."""
@@ -179,6 +190,12 @@ class _Member:
             error = self._followers.wait_for_failure(_EXPLAIN_S) or error
         self._driver.fail(error)
         self._followers.end()
+        if self._is_built:
+            try:
+                # Not only for its memory: NCCL lets go of a lost rank when the graphs are gone.
+                self.engine.shutdown()
+            except Exception:
+                logger.debug("the engine did not end in order", exc_info=True)
 
 
 def _end(pid: int, driver: Driver, followers: Followers, folder: SocketFolder) -> None:

@@ -14,6 +14,7 @@ from minisgl.message.types import SchedulerStats
 from minisgl.plugin.records import StepRecord
 from minisgl.scheduler.build import SchedulerBackends, build_scheduler
 from minisgl.scheduler.io import OfflineIO, SchedulerIO
+from minisgl.scheduler.recorder import Recorder
 from minisgl.scheduler.scheduler import Scheduler
 
 
@@ -27,6 +28,7 @@ class RankRequest:
         line: Where requests come from and results go.
         around: Puts observers around the line.
         on_step: Observes steps; ``None`` costs nothing.
+        recorder: Writes a trace; ``None`` costs nothing.
     """
 
     engine: EngineRequest
@@ -34,10 +36,18 @@ class RankRequest:
     line: OfflineIO
     around: Callable[[OfflineIO], SchedulerIO]
     on_step: Callable[[StepRecord], None] | None = None
+    recorder: Recorder | None = None
 
     def build_scheduler(self, engine: StepEngine, io: SchedulerIO) -> Scheduler:
         """Build a scheduler with empty books."""
+        if self.recorder is not None:
+            engine, io = self.recorder.attach(engine, io, self.backends.names())
         return build_scheduler(self.backends, self.engine.settings, engine, io, self.on_step)
+
+    def end_recording(self) -> None:
+        """Close the trace in order, after the scheduler was shut down."""
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 class Ranks(ABC):
@@ -129,6 +139,7 @@ class LocalRank(Ranks):
     def shutdown(self) -> None:
         """See `Ranks.shutdown`."""
         self._scheduler.shutdown()
+        self._request.end_recording()
         self._engine.shutdown()
 
     def _build(self) -> Scheduler:

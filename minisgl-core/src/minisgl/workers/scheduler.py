@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
 from minisgl.config.load import Settings
+from minisgl.config.placement import Placement
+from minisgl.distributed.meeting import call_off_meeting
+from minisgl.distributed.peers import RANK_ENDED
 from minisgl.engine.build import EngineRequest, build_engine
-from minisgl.engine.contract import StepEngine
+from minisgl.engine.contract import EngineLimits, StepEngine
 from minisgl.engine.engine import Engine
+from minisgl.errors import CommError
 from minisgl.message.codec import Codec
-from minisgl.message.lifecycle import ReadyMsg, WorkerReport
+from minisgl.message.lifecycle import FailedMsg, ReadyMsg, WorkerReport
 from minisgl.message.queues import PullQueue, PushQueue
 from minisgl.plugin.hooks import request_observer, step_observer
 from minisgl.plugin.manager import PluginManager
-from minisgl.scheduler.build import SchedulerBackends, build_scheduler
+from minisgl.scheduler.build import SchedulerBackends, build_scheduler, scheduler_config
 from minisgl.scheduler.io import DeadlineIO, ObservedIO, SchedulerIO
 from minisgl.scheduler.lockstep import in_lockstep
 from minisgl.scheduler.queue_io import QueueIO
+from minisgl.scheduler.recorder import Recorder
 from minisgl.tokenizer.eos import eos_token_ids
 from minisgl.weights.resolve import open_model
 from minisgl.workers.contract import WorkerSpec
 
 logger = logging.getLogger(__name__)
+
+_EXPLAIN_S = 0.5
 
 
 class SchedulerWorker:
@@ -45,6 +54,8 @@ class SchedulerWorker:
         self._settings = settings
         self._manager = manager
         self._codec = codec
+        self._placement = Placement.of(settings.engine)
+        self._rendezvous = self._placement.rendezvous(spec.endpoints.rendezvous)
         self._queues: tuple[PullQueue, PushQueue] | None = None
         if spec.index == 0:
             places = spec.endpoints
@@ -63,29 +74,40 @@ class SchedulerWorker:
         if self._spec.index == 0:
             for line in backends.describe():
                 logger.info("%s", line)
+        recorder = Recorder.of(self._settings) if self._spec.index == 0 else None
         engine, name = self._build_engine()
+        ends = self._ends(engine)
+        if recorder is not None:
+            ends = recorder.attach(*ends, backends.names())
         hooks = self._manager.hooks
-        scheduler = build_scheduler(
-            backends,
-            self._settings,
-            *self._ends(engine),
-            step_observer(hooks) if self._spec.index == 0 else None,
-        )
-        limits = engine.limits
-        facts = {
-            "num_pages": limits.num_pages,
-            "page_size": limits.page_size,
-            "max_running_reqs": limits.max_running_reqs,
-            "max_seq_len": limits.max_seq_len,
-            "vocab_size": limits.vocab_size,
-        }
+        on_step = step_observer(hooks) if self._spec.index == 0 else None
+        scheduler = build_scheduler(backends, self._settings, *ends, on_step)
+        facts = _facts(engine.limits, self._settings)
         report(ReadyMsg(facts, {"model": name, "device": str(engine.device)}))
         try:
             scheduler.run_forever()
+            if recorder is not None:
+                recorder.close()
         finally:
             engine.shutdown()
 
-    def _build_engine(self) -> tuple[Engine, str]:
+    def _meet_and_build(self, report: Callable[[WorkerReport], None]) -> tuple[Engine, str]:
+        """Build; when that fails, tell the ranks of other nodes, who cannot see it."""
+        if self._placement.nnodes == 1:
+            return self._build_engine()
+
+        def on_lost() -> None:
+            time.sleep(_EXPLAIN_S)  # a rank that is at work finds out by itself, and says more
+            report(FailedMsg(CommError.__name__, RANK_ENDED, is_ours=True))
+            os._exit(1)
+
+        try:
+            return self._build_engine(on_lost)
+        except Exception as error:
+            call_off_meeting(self._rendezvous, f"rank {self._spec.index}: {error}")
+            raise
+
+    def _build_engine(self, on_lost: Callable[[], None] | None = None) -> tuple[Engine, str]:
         model = self._settings.model
         files = open_model(
             model.model,
@@ -100,7 +122,8 @@ class SchedulerWorker:
             files,
             eos_token_ids=eos_token_ids(files, files.load_tokenizer()),
             rank=self._spec.index,
-            init_method=self._spec.endpoints.rendezvous,
+            init_method=self._rendezvous,
+            on_lost=on_lost,
             show_progress=self._spec.index == 0 and sys.stderr.isatty(),
         )
         return build_engine(request), files.name
@@ -116,3 +139,17 @@ class SchedulerWorker:
         if line is not None and self._settings.engine.tp == 1:
             return engine, line
         return in_lockstep(engine, engine.comm, line, self._codec)
+
+
+def _facts(limits: EngineLimits, settings: Settings) -> dict[str, int]:
+    """Return what the server has to know; ``max_open_reqs`` only where there is such a limit."""
+    facts = {
+        "num_pages": limits.num_pages,
+        "page_size": limits.page_size,
+        "max_running_reqs": limits.max_running_reqs,
+        "max_seq_len": limits.max_seq_len,
+        "vocab_size": limits.vocab_size,
+    }
+    config = scheduler_config(settings.scheduler, settings.engine.tp)
+    max_open = config.max_open_reqs(limits.max_running_reqs)
+    return facts if max_open is None else facts | {"max_open_reqs": max_open}
