@@ -72,6 +72,7 @@ CASES = [
 SPECS = {
     "fi": "minisgl_attn_flashinfer.plugin:ATTENTION",
     "fa": "minisgl_attn_fa.plugin:ATTENTION",
+    "cuda": "minisgl_kernels_cuda.plugin:ATTENTION",
 }
 
 
@@ -247,6 +248,8 @@ def run_all(names: Sequence[str], sizes_of: Sequence[Sizes]) -> list[Result]:
                 continue
             factory = cast("Factory", load(spec.factory))
             for case in CASES:
+                if case.phase not in spec.capabilities.phases:
+                    continue
                 try:
                     result = run_case(name, factory, sizes, case)
                 except MinisglError as error:

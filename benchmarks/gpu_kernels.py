@@ -1,20 +1,19 @@
-"""Time the ops of kernel set ``cuda`` on a GPU beside torch, cuBLAS and FlashInfer.
+"""Time the ops of kernel set ``cuda`` on a GPU beside torch and FlashInfer.
 
     python -m benchmarks.gpu_kernels                     # all tables, about a minute
-    python -m benchmarks.gpu_kernels --only linear --tune
+    python -m benchmarks.gpu_kernels --only sampling
 
 Every figure is microseconds per call in a replayed CUDA graph of many calls, as in a captured
 decode step; the calls of a graph go round several sets of buffers, so that nothing larger than a
 few megabytes comes from the L2 cache. ``floor`` is the bytes of one call over ``--bandwidth``.
-``chain`` is a decode layer without attention, 28 layers in one graph.
+Products with weights, and layers made of all of these, are in `benchmarks.gpu_linear`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -40,15 +39,8 @@ from minisgl.ops.contract import KernelConfig
 from minisgl.ops.sampling import sample
 from minisgl.ops.table import compose_qk_norm_rope_store
 from minisgl_kernels_cuda.backend import CudaKernelSet
-from minisgl_kernels_cuda.compiler import Compiler
-from minisgl_kernels_cuda.driver import DeviceLoader, device_size
-from minisgl_kernels_cuda.linear import LinearKernels, Plan
-from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
+from minisgl_kernels_cuda.settings import CudaKernelSettings
 
-LINEARS = {
-    "0.6b": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024)],
-    "14b": [(7168, 5120), (5120, 5120), (34816, 5120), (5120, 17408), (151936, 5120)],
-}
 Calls = tuple[Call, Call, Call | None]
 Ops = Mapping[str, Callable[..., Any]]  # ops have different signatures
 
@@ -201,107 +193,6 @@ class Bench:
 
         self.add(f"sample {kind}", f"{rows}x151936", 2.0 * rows * 151936, one)
 
-    def linear(self, rows_list: Sequence[int], models: Sequence[str]) -> None:
-        """Products of few rows beside cuBLAS."""
-        for n, k in (shape for model in models for shape in LINEARS[model]):
-            weights = [randn(n, k) for _ in range(copies(2.0 * n * k))]
-            packed = [self.ops["pack_linear"](w, None) for w in weights]
-            library = [library_linear(w, None) for w in weights]
-            for rows in rows_list:
-                x = randn(rows, k)
-                ours = time_graph([partial(p, x) for p in packed], 24)
-                cublas = time_graph([partial(p, x) for p in library], 24)
-                floor = 2.0 * (n * k + rows * (n + k)) / self.bandwidth * 1e6
-                self.lines.append(Line("linear", f"{rows}x{n}x{k}", ours, floor, cublas))
-                print(self.lines[-1], flush=True)
-
-    def tune(self, rows_list: Sequence[int], models: Sequence[str]) -> None:
-        """Print the times of the best forms of the few-row product."""
-        properties = torch.cuda.get_device_properties(DEVICE)
-        compiler = Compiler(f"sm_{properties.major}{properties.minor}", cache_folder(""))
-        size = device_size(DEVICE)
-        kernels = TunedKernels(DeviceLoader(DEVICE, compiler, True), BF16, size, 16)
-        for n, k in (shape for model in models for shape in LINEARS[model]):
-            weights = [randn(n, k) for _ in range(copies(2.0 * n * k))]
-            for rows in rows_list:
-                x, times = randn(rows, k), {}
-                for plan in plans(n, k, size.num_sms):
-                    kernels.fixed = plan
-                    packed = [kernels.pack_linear(w, None) for w in weights]
-                    times[plan] = time_graph([partial(p, x) for p in packed], 24)
-                best = sorted(times.items(), key=lambda item: item[1])[:4]
-                text = "  ".join(f"{p.groups}x{p.num_blocks}={us:.2f}" for p, us in best)
-                print(f"tune {rows}x{n}x{k}: {text}", flush=True)
-
-    def chain(self) -> None:
-        """A decode layer of the 0.6B shape without attention."""
-        for rows in (1, 8, 16, 64):
-            results = {
-                "pdl": chain_time(self.ops, rows),
-                "no pdl": chain_time(
-                    CudaKernelSet(KernelConfig(DEVICE, BF16, CudaKernelSettings(pdl="off"))).ops(),
-                    rows,
-                ),
-                "cublas": chain_time({**self.ops, "pack_linear": library_linear}, rows),
-            }
-            print(f"chain {rows} rows, us a layer:", {k: round(v, 2) for k, v in results.items()})
-            floor = 2.0 * (4096 + 2048 + 6144 + 3072) * 1024 / self.bandwidth * 1e6
-            self.lines.append(
-                Line("layer, no attention", f"{rows}", results["pdl"], floor, results["cublas"])
-            )
-
-
-class TunedKernels(LinearKernels):
-    """Kernels whose plan is set from outside."""
-
-    fixed: Plan
-
-    def plan(self, n: int, k: int) -> Plan:
-        """Return the plan that is tried."""
-        del n, k
-        return self.fixed
-
-    def row_limit(self, weight: Tensor, bias: Tensor | None) -> int:
-        """Try rows that the library would get."""
-        del weight, bias
-        return 16
-
-
-def plans(n: int, k: int, num_sms: int) -> list[Plan]:
-    """Return forms that may be good."""
-    found = []
-    for groups in (1, 2):
-        tiles = -(-n // (8 * groups))
-        found += [Plan(groups, min(tiles, num_sms * i)) for i in (1, 2, 3, 4, 6)]
-        found += [Plan(groups, tiles)] if tiles < num_sms * 16 or k <= 1024 else []
-    return found
-
-
-def library_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Multiply by cuBLAS."""
-    return lambda x: F.linear(x, weight, bias)
-
-
-def chain_time(ops: Ops, rows: int) -> float:
-    """Return microseconds of one of 28 layers."""
-    num_layers, hidden = 28, 1024
-    pack = ops["pack_linear"]
-    shapes = LINEARS["0.6b"][:4]
-    layers = [[pack(randn(n, k) / k**0.5, None) for n, k in shapes] for _ in range(num_layers)]
-    scale = randn(hidden)
-    inputs = qkv_inputs(rows, 16, 8)
-    x0, residual = randn(rows, hidden), randn(rows, hidden)
-
-    def step() -> None:
-        x, total = x0, residual
-        for qkv, o, gate_up, down in layers:
-            x, total = ops["fused_add_rms_norm"](x, total, scale, 1e-6)
-            q = ops["qk_norm_rope_store"](qkv(x), inputs)
-            x, total = ops["fused_add_rms_norm"](o(q.flatten(1)), total, scale, 1e-6)
-            x = down(ops["silu_and_mul"](gate_up(x)))
-
-    return time_graph([step], 1) / num_layers
-
 
 def flashinfer_module(name: str) -> Any:  # no annotations of its own
     """Import a module of FlashInfer, which may be missing."""
@@ -324,27 +215,19 @@ def flashinfer_sample(logits: Tensor) -> Tensor:
 def main() -> None:
     """Run the sections that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="row_ops,qkv,sampling,linear,chain")
-    parser.add_argument("--rows", default="1,8,16")
-    parser.add_argument("--models", default="0.6b,14b")
-    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--only", default="row_ops,qkv,sampling")
     parser.add_argument("--flashinfer", action="store_true")
     parser.add_argument("--bandwidth", type=float, default=4.2e12, help="bytes per second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     bench = Bench(args.bandwidth, args.flashinfer)
-    rows = [int(r) for r in args.rows.split(",")]
     sections: dict[str, Callable[[], None]] = {
         "row_ops": bench.row_ops,
         "qkv": bench.qkv,
         "sampling": bench.sampling,
-        "linear": lambda: bench.linear(rows, args.models.split(",")),
-        "chain": bench.chain,
     }
     for name in args.only.split(","):
         sections[name]()
-    if args.tune:
-        bench.tune(rows, args.models.split(","))
     show(bench.lines)
     if args.json:
         args.json.write_text(json.dumps([line._asdict() for line in bench.lines], indent=1))

@@ -1,8 +1,8 @@
 // A CUDA device for tests, in one header: the kernels' sources run on a CPU, thread by thread.
 //
 // The threads of a block are fibers that take turns; each runs until it meets a barrier or an
-// exchange of its warp, so that a missing barrier shows as a wrong result. Blocks run one after
-// another. Only what the sources use is here.
+// exchange of its warp, so that a missing barrier shows as a wrong result. The blocks of a cluster
+// run together, clusters one after another. Only what the sources use is here.
 #pragma once
 
 #include <setjmp.h>
@@ -12,6 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,12 +22,16 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static  // one block at a time
+#define __shared__ static  // one block at a time: clusters use the launch's shared memory alone
 
 struct uint4 {
     u32 x, y, z, w;
 };
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+struct float4 {
+    float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace sim {
 
@@ -39,41 +45,94 @@ struct Warp {
     int num_lanes, num_arrived, generation;
 };
 
+// Threads that wait for each other.
+struct Gathering {
+    int num_alive, num_waiting, generation;
+};
+
+struct Block {
+    Dim index;
+    int rank;  // in its cluster
+    Gathering threads;
+};
+
+struct Copy {
+    uint4* to;
+    const void* from;  // null for zeros
+};
+
 struct Fiber {
     Dim thread;
+    Block* block;
     int warp, lane;
     bool has_started, is_done;
+    std::deque<std::vector<Copy>> copy_groups;  // the last one is open
+    std::vector<std::function<void()>> products;  // of hopper_sim.h
     jmp_buf state;
     ucontext_t start;
     std::vector<char> stack;
 };
 
+constexpr int MAX_CLUSTER = 8, SHARED_BYTES = 227 * 1024;
+
 struct Device {
-    Dim grid, block, block_index;
+    Dim grid, block;
+    Block blocks[MAX_CLUSTER];
+    Gathering cluster;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
     Fiber* current;
     jmp_buf scheduler;
     ucontext_t home;
-    int num_alive, num_waiting, generation;
     u64 num_events;  // grows whenever a thread gets further
     void (*entry)(const char*);
     const char* arguments;
 };
 inline Device device;
+alignas(1024) inline uint4 shared[MAX_CLUSTER][SHARED_BYTES / 16];
 
 inline void yield() {
     if (!_setjmp(device.current->state)) _longjmp(device.scheduler, 1);
 }
 
-inline void barrier() {
-    int generation = device.generation;
-    if (++device.num_waiting == device.num_alive) {
-        device.num_waiting = 0;
-        device.generation++;
-        device.num_events++;
+inline void open(Gathering& group) {
+    group.num_waiting = 0;
+    group.generation++;
+    device.num_events++;
+}
+
+inline void meet(Gathering& group) {
+    int generation = group.generation;
+    if (++group.num_waiting == group.num_alive) open(group);
+    while (group.generation == generation) yield();
+}
+
+// The others no longer wait for a thread that has ended.
+inline void leave(Gathering& group) {
+    if (--group.num_alive && group.num_waiting == group.num_alive) open(group);
+}
+
+inline void barrier() { meet(device.current->block->threads); }
+
+// A copy happens between its start and the wait for it. Half of the lanes do it at once and half
+// as late as they may, so that a wait that is missing and a slot that is filled too early show.
+inline void perform(const Copy& copy) {
+    *copy.to = copy.from ? *static_cast<const uint4*>(copy.from) : uint4{};
+}
+
+inline void start_copy(const Copy& copy) {
+    Fiber& me = *device.current;
+    if (me.lane % 2 == 0) return perform(copy);
+    if (me.copy_groups.empty()) me.copy_groups.emplace_back();
+    me.copy_groups.back().push_back(copy);
+}
+
+inline void wait_for_copies(int num_pending) {
+    auto& groups = device.current->copy_groups;
+    while (int(groups.size()) > num_pending + 1) {
+        for (auto& copy : groups.front()) perform(copy);
+        groups.pop_front();
     }
-    while (device.generation == generation) yield();
 }
 
 // Give a value to the warp and see those of all lanes.
@@ -106,12 +165,9 @@ inline T from_lane(T value, int lane) {
 inline void run_fiber() {
     device.entry(device.arguments);
     device.current->is_done = true;
-    device.num_alive--;
     device.num_events++;
-    if (device.num_alive && device.num_waiting == device.num_alive) {
-        device.num_waiting = 0;  // those at the barrier waited for this thread alone
-        device.generation++;
-    }
+    leave(device.current->block->threads);
+    leave(device.cluster);
     _longjmp(device.scheduler, 1);
 }
 
@@ -123,33 +179,37 @@ inline void resume(Fiber& fiber) {
     setcontext(&fiber.start);
 }
 
-inline void start(Fiber& fiber, int index) {
+inline void start(Fiber& fiber, Block& owner, int index, int num_threads) {
     Dim block = device.block;
     fiber.thread = {index % block.x, index / block.x % block.y, index / (block.x * block.y)};
-    fiber.warp = index / 32;
+    fiber.block = &owner;
+    fiber.warp = owner.rank * ((num_threads + 31) / 32) + index / 32;
     fiber.lane = index % 32;
     fiber.has_started = fiber.is_done = false;
+    fiber.copy_groups.clear();
     if (fiber.stack.empty()) fiber.stack.resize(64 * 1024);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.data();
     fiber.start.uc_stack.ss_size = fiber.stack.size();
     fiber.start.uc_link = nullptr;
     makecontext(&fiber.start, run_fiber, 0);
+    device.warps[fiber.warp].num_lanes++;
 }
 
-inline void run_block() {
+inline void run_cluster(int num_blocks) {
     int num_threads = device.block.x * device.block.y * device.block.z;
-    if (int(device.fibers.size()) < num_threads) device.fibers.resize(num_threads);
-    device.warps.assign((num_threads + 31) / 32, Warp{});
-    device.num_alive = num_threads;
-    device.num_waiting = 0;
-    for (int i = 0; i < num_threads; i++) {
-        device.warps[i / 32].num_lanes++;
-        start(device.fibers[i], i);
+    int num_fibers = num_blocks * num_threads;
+    if (int(device.fibers.size()) < num_fibers) device.fibers.resize(num_fibers);
+    device.warps.assign(num_blocks * ((num_threads + 31) / 32), Warp{});
+    device.cluster = {num_fibers, 0, 0};
+    for (int i = 0; i < num_fibers; i++) {
+        Block& owner = device.blocks[i / num_threads];
+        owner.threads = {num_threads, 0, 0};
+        start(device.fibers[i], owner, i % num_threads, num_threads);
     }
-    while (device.num_alive) {
+    while (device.cluster.num_alive) {
         u64 before = device.num_events;
-        for (int i = 0; i < num_threads; i++)
+        for (int i = 0; i < num_fibers; i++)
             if (!device.fibers[i].is_done) resume(device.fibers[i]);
         if (device.num_events == before) {
             fprintf(stderr, "simulator: the threads of a block wait for each other\n");
@@ -184,10 +244,11 @@ struct Launch<KERNEL> {
         device.block = {unsigned(shape[2]), unsigned(shape[3]), 1};
         device.entry = call;
         device.arguments = arguments;
+        int num_blocks = shape[4];  // of a cluster; they lie side by side
         for (unsigned y = 0; y < device.grid.y; y++)
-            for (unsigned x = 0; x < device.grid.x; x++) {
-                device.block_index = {x, y, 0};
-                run_block();
+            for (unsigned x = 0; x < device.grid.x; x += num_blocks) {
+                for (int i = 0; i < num_blocks; i++) device.blocks[i] = {{x + i, y, 0}, i};
+                run_cluster(num_blocks);
             }
     }
 };
@@ -206,7 +267,7 @@ inline float from_f16(u16 bits) {
     }
 
 #define threadIdx (sim::device.current->thread)
-#define blockIdx (sim::device.block_index)
+#define blockIdx (sim::device.current->block->index)
 #define blockDim (sim::device.block)
 #define gridDim (sim::device.grid)
 
@@ -243,18 +304,32 @@ inline float __uint_as_float(u32 bits) {
     return value;
 }
 inline u64 __float2ull_rn(float value) { return u64(std::nearbyint(double(value))); }
+template <typename T>
+inline T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <typename T>
+inline T max(T a, T b) {
+    return a < b ? b : a;
+}
 inline float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 inline float exp2_fast(float value) { return std::exp2(value); }
 
 inline void pdl_wait() {}
 inline void pdl_launch() {}
 inline void copy_async(uint4* to, const void* from, bool is_there) {
-    *to = is_there ? *static_cast<const uint4*>(from) : uint4{};
+    sim::start_copy({to, is_there ? from : nullptr});
 }
-inline void end_copy_group() {}
+inline void end_copy_group() {
+    auto& groups = sim::device.current->copy_groups;
+    if (groups.empty()) groups.emplace_back();
+    groups.emplace_back();
+}
 template <int N>
-inline void copies_pending() {}
-#define SHARED_BUFFER(NAME) static uint4 NAME[227 * 1024 / 16]
+inline void copies_pending() {
+    sim::wait_for_copies(N);
+}
+#define SHARED_BUFFER(NAME) uint4* NAME = sim::shared[sim::device.current->block->rank]
 inline float divide_fast(float a, float b) { return a / b; }
 
 inline float bf16_to_float(u16 bits) { return __uint_as_float(u32(bits) << 16); }
@@ -297,3 +372,43 @@ inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         }
     }
 }
+
+// The layout of m16n8k8 for tf32, which has 10 bits of mantissa.
+inline void mma_tf32(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    struct Operands {
+        u32 a[4], b[2];
+    };
+    auto* values = sim::exchange(Operands{{a0, a1, a2, a3}, {b0, b1}});
+    auto cut = [](u32 bits) { return __uint_as_float(bits & 0xffffe000u); };
+    int lane = sim::device.current->lane;
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 8; k++) {
+            auto& left = *reinterpret_cast<const Operands*>(values[row % 8 * 4 + k % 4]);
+            auto& right = *reinterpret_cast<const Operands*>(values[column * 4 + k % 4]);
+            c[i] += cut(left.a[row / 8 + k / 4 * 2]) * cut(right.b[k / 4]);
+        }
+    }
+}
+
+// The layout of movmatrix: lane (g, t) has the elements 2t and 2t + 1 of row g.
+inline u32 transpose(u32 pair) {
+    auto* values = sim::exchange(pair);
+    int row = sim::device.current->lane / 4, column = sim::device.current->lane % 4 * 2;
+    auto element = [&](int i) {
+        u32 other;
+        memcpy(&other, values[i * 4 + row / 2], sizeof(other));
+        return other >> 16 * (row % 2) & 0xffffu;
+    };
+    return element(column) | element(column + 1) << 16;
+}
+
+inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
+    u64 bytes = u64(high) << 32 | low;
+    u32 result = 0;
+    for (int i = 0; i < 4; i++)
+        result |= u32(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
+
+inline int arrive(int* count) { return (*count)++; }

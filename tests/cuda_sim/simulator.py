@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import struct
 import subprocess
 from collections.abc import Mapping
@@ -25,23 +26,39 @@ class SimulatedLaunch:
         self._layout = layout
 
     def __call__(
-        self, grid: tuple[int, int], block: tuple[int, int], *args: float, shared_bytes: int = 0
+        self,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        *args: float,
+        shared_bytes: int = 0,
+        cluster: int = 1,
     ) -> None:
-        shape = (ctypes.c_int * 4)(*grid, *block)
+        assert grid[0] % cluster == 0, "a grid is made of whole clusters"
+        shape = (ctypes.c_int * 5)(*grid, *block, cluster)
         self._run(shape, struct.pack(self._layout, *args))
 
 
 class SimulatedLoader(Loader):
-    """Builds each unit once into a folder."""
+    """Builds each unit once into a folder.
 
-    def __init__(self, folder: Path) -> None:
+    A library is one device, which runs one kernel at a time. Ranks that run theirs together, in
+    threads, each load a copy of their own.
+    """
+
+    def __init__(self, folder: Path, rank: int | None = None) -> None:
         self._folder = folder
+        self._rank = rank
 
     def load(self, unit: Unit, dtype: torch.dtype) -> Mapping[str, Launch]:
         macro = macro_of(dtype)
         built = self._folder / f"{unit.name}-{macro}.so"
         if not built.exists():
             build(unit, macro, built)
+        if self._rank is not None:
+            own = self._folder / f"{built.stem}-rank-{self._rank}.so"
+            if not own.exists():  # one that is in use is not written
+                shutil.copy(built, own)
+            built = own
         library = ctypes.CDLL(str(built))
         return {
             name: SimulatedLaunch(getattr(library, f"sim_{name}"), layout)
@@ -56,7 +73,7 @@ def build(unit: Unit, macro: int, built: Path) -> None:
     source.write_text(f'#include "{unit.name}.cu"\n{exports}')
     done = subprocess.run(
         [
-            *("g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC"),
+            *("g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique"),
             *("-DMINISGL_SIMULATOR", f"-DMINISGL_DTYPE={macro}"),
             *(f"-I{SOURCES}", f"-I{HEADERS}", "-o", str(built), str(source)),
         ],

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.contract import AttentionBackend
+from minisgl.attention.pair import PairAttentionBackend
+from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.device import compute_capability
 from minisgl.plugin.spec import ProbeContext
-from tests.fakes.attention_case import AttentionCase, CaseShape, ReplayedDecode, Row, assert_near
+from tests.fakes.attention_case import AttentionCase, CaseShape, ReplayedDecode, Step, assert_near
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,20 +31,25 @@ pytestmark = [
 ]
 
 TOLERANCE = 2e-2
-NAMES = ("fi", "fa2", "fa3", "fa4")
+NAMES = ("fi", "fa2", "fa3", "fa4", "cuda")
 PAGE_SIZES = (1, 16, 64, 128, 256)
 GROUP_SIZES = (1, 2, 3, 5, 7, 8)
 DTYPES = (torch.bfloat16, torch.float16)
 SHAPE = CaseShape(head_dim=128, device="cuda", page_size=16, max_seq_len=1024)
-SEQ_LENS = (1, 33, 256, 1000, 17, 513)
 PREFILL_ROWS = [
-    Row(1, 0, 33),
-    Row(2, 128, 200),
-    Row(3, 0, 1000),
-    Row(5, 512, 513),
-    Row(0, 0, 1),
+    Step(1, 0, 33),
+    Step(2, 128, 200),
+    Step(3, 0, 1000),
+    Step(5, 512, 513),
+    Step(0, 0, 1),
 ]
-DECODE_ROWS = [Row(3, 999, 1000), Row(0, 0, 1), Row(4, 16, 17), Row(2, 255, 256), Row(5, 512, 513)]
+DECODE_ROWS = [
+    Step(3, 999, 1000),
+    Step(0, 0, 1),
+    Step(4, 16, 17),
+    Step(2, 255, 256),
+    Step(5, 512, 513),
+]
 
 
 def make_backend(name: str, case: AttentionCase) -> AttentionBackend:
@@ -56,7 +63,21 @@ def make_backend(name: str, case: AttentionCase) -> AttentionBackend:
         page_size=shape.page_size,
         has_sliding_window=window,
     )
+    if name == "cuda":
+        return make_cuda(case, context)
     return make_fi(case, context) if name == "fi" else make_fa(name[2:], case, context)
+
+
+def make_cuda(case: AttentionCase, context: ProbeContext) -> AttentionBackend:
+    plugin = pytest.importorskip("minisgl_kernels_cuda.plugin")
+    answer = plugin.probe_attention(context)
+    if not answer.ok:
+        pytest.skip(f"cuda: {answer.reason}")
+    from minisgl_kernels_cuda.attention import build_attention  # noqa: PLC0415
+
+    # It serves decode alone.
+    config = case.config()
+    return PairAttentionBackend(TorchAttentionBackend(config), build_attention(config))
 
 
 def make_fi(case: AttentionCase, context: ProbeContext) -> AttentionBackend:
@@ -117,7 +138,7 @@ def check_eager(backend: AttentionBackend, case: AttentionCase) -> None:
         for layer_id in range(len(case.shape.windows)):
             out = backend.forward(q, layer_id, batch)
             assert out.is_contiguous()
-            assert_near(out, case.expected(q, rows, layer_id), TOLERANCE)
+            assert_near(out, case.expected_of(q, rows, layer_id), TOLERANCE)
 
 
 def check_graph(backend: AttentionBackend, case: AttentionCase) -> None:
@@ -126,7 +147,7 @@ def check_graph(backend: AttentionBackend, case: AttentionCase) -> None:
     for size, rows in ((8, DECODE_ROWS), (2, DECODE_ROWS[:1]), (8, DECODE_ROWS[1:4])):
         q = case.queries(len(rows))
         for layer_id, out in enumerate(graphs[size].run(rows, q)):
-            assert_near(out[: len(rows)], case.expected(q, rows, layer_id), TOLERANCE)
+            assert_near(out[: len(rows)], case.expected_of(q, rows, layer_id), TOLERANCE)
             assert out.isfinite().all()
 
 
@@ -144,7 +165,7 @@ def label(shape: CaseShape) -> str:
 @pytest.mark.parametrize("shape", list(dict.fromkeys(along_each_axis())), ids=label)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_gives_the_reference_result(name: str, shape: CaseShape) -> None:
-    case = AttentionCase(shape, SEQ_LENS)
+    case = AttentionCase(shape)
     backend = make_backend(name, case)
     check_eager(backend, case)
     check_graph(backend, case)
@@ -159,7 +180,7 @@ def test_every_combination_gives_the_reference_result(
     name: str, page_size: int, group_size: int, dtype: torch.dtype
 ) -> None:
     shape = replace(SHAPE, page_size=page_size, num_qo_heads=2 * group_size, dtype=dtype)
-    case = AttentionCase(shape, SEQ_LENS)
+    case = AttentionCase(shape)
     backend = make_backend(name, case)
     check_eager(backend, case)
     check_graph(backend, case)
@@ -167,7 +188,7 @@ def test_every_combination_gives_the_reference_result(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_layer_has_its_own_window(name: str) -> None:
-    case = AttentionCase(replace(SHAPE, page_size=256, windows=(-1, 100)), SEQ_LENS)
+    case = AttentionCase(replace(SHAPE, page_size=256, windows=(-1, 100)))
     backend = make_backend(name, case)
     check_eager(backend, case)
     check_graph(backend, case)
@@ -175,7 +196,7 @@ def test_each_layer_has_its_own_window(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_that_are_submitted_ahead_give_the_reference_results(name: str) -> None:
-    case = AttentionCase(replace(SHAPE, page_size=256), SEQ_LENS)
+    case = AttentionCase(replace(SHAPE, page_size=256))
     backend = make_backend(name, case)
     backend.init_graph(8)
     graph = ReplayedDecode(backend, case, 8, capture)
@@ -197,11 +218,11 @@ def test_steps_that_are_submitted_ahead_give_the_reference_results(name: str) ->
         outs.append(backend.forward(q, 0, batch))
     torch.cuda.synchronize()
     for out, q, rows in zip(outs, queries, rows_of, strict=True):
-        assert_near(out, case.expected(q, rows), TOLERANCE)
+        assert_near(out, case.expected_of(q, rows), TOLERANCE)
 
 
 def test_planning_a_step_reads_nothing_back() -> None:
-    case = AttentionCase(SHAPE, SEQ_LENS)
+    case = AttentionCase(SHAPE)
     backend = make_backend("fi", case)
     backend.init_graph(8)
     check_eager(backend, case)  # what is made at the first plan may synchronise

@@ -125,7 +125,8 @@ def demo() -> PreTrainedModel:
 
     path = find_demo_file()
     assert path is not None
-    return load_reference(path).cuda()
+    model: PreTrainedModel = load_reference(path)
+    return model.cuda()
 
 
 @pytest.mark.parametrize("choice", CHOICES)

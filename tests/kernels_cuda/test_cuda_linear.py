@@ -1,15 +1,27 @@
-"""Products of few rows, on the simulator."""
+"""Products of few rows, and what is left to the library, on the simulator."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.linear import CudaLinear, LinearKernels
+from minisgl_kernels_cuda.linear_plans import BatchPlan, FewPlan
+from minisgl_kernels_cuda.linear_table import choose
 from minisgl_kernels_cuda.units import DeviceSize, Loader
+from tests.kernels_cuda.planned_kernels import H200
 from tests.kernels_cuda.reference import BF16, F16, assert_near, make
 
-H200 = DeviceSize(132, 227 << 10)
+A100 = DeviceSize(108, 163 << 10, "sm_80")
+ADA = DeviceSize(128, 99 << 10, "sm_89")
+
+
+def kernels_of(
+    loader: Loader, dtype: torch.dtype, device: DeviceSize = H200, max_rows: int = 16
+) -> LinearKernels:
+    """Return the kernels for a device."""
+    return LinearKernels(loader, dtype, device, max_rows, build_activations(loader, dtype))
 
 
 @pytest.mark.parametrize(
@@ -26,18 +38,40 @@ def test_products_of_few_rows_are_near_float64(
 ) -> None:
     x, weight = make(rows, k, dtype=dtype), make(n, k, dtype=dtype, seed=1)
     bias = make(n, dtype=dtype, seed=2) if has_bias else None
-    packed = LinearKernels(loader, dtype, DeviceSize(num_sms, 227 << 10), 16).pack_linear(
-        weight, bias
-    )
+    device = DeviceSize(num_sms, 227 << 10, "sm_80")
+    packed = kernels_of(loader, dtype, device).pack_linear(weight, bias)
     expected = x.double() @ weight.double().t()
     if bias is not None:
         expected = expected + bias.double()
     assert_near(packed(x), expected, scale=k**0.5 / 16)
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 96, 1024), (5, 20, 2056), (16, 42, 264)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_gated_product_is_the_activation_of_the_product(
+    loader: Loader, activation: str, rows: int, n: int, k: int, has_bias: bool
+) -> None:
+    kernels = kernels_of(loader, BF16)
+    x, weight = make(rows, k, dtype=BF16), make(n, k, dtype=BF16, seed=1) / k**0.5
+    bias = make(n, dtype=BF16, seed=2) if has_bias else None
+    out = kernels.pack_gated_linear(weight, bias, activation)(x)  # type: ignore[arg-type]  # one of the names
+    act_and_mul = build_activations(loader, BF16)[f"{activation}_and_mul"]
+    assert torch.equal(out, act_and_mul(kernels.pack_linear(weight, bias)(x)))
+
+
+def test_a_gated_product_of_many_rows_is_left_to_the_library(loader: Loader) -> None:
+    x, weight = make(17, 64, dtype=BF16), make(48, 64, dtype=BF16, seed=1)
+    kernels = kernels_of(loader, BF16)
+    expected = build_activations(loader, BF16)["silu_and_mul"](
+        torch.nn.functional.linear(x, weight)
+    )
+    assert torch.equal(kernels.pack_gated_linear(weight, None, "silu")(x), expected)
+
+
 def test_a_row_is_the_same_whatever_rows_are_beside_it(loader: Loader) -> None:
     x, weight = make(7, 1032, dtype=BF16), make(48, 1032, dtype=BF16, seed=1)
-    packed = LinearKernels(loader, BF16, H200, 16).pack_linear(weight, None)
+    packed = kernels_of(loader, BF16).pack_linear(weight, None)
     assert torch.equal(packed(x)[3:4], packed(x[3:4].clone()))
 
 
@@ -46,21 +80,27 @@ def test_the_library_takes_what_the_kernels_do_not_serve(loader: Loader, case: s
     rows, k = (17, 64) if case == "many rows" else (2, 63)
     x, weight = make(rows, k, dtype=BF16), make(24, k, dtype=BF16, seed=1)
     limit = 0 if case == "no kernels wanted" else 16
-    packed = LinearKernels(loader, BF16, H200, limit).pack_linear(weight, None)
+    packed = kernels_of(loader, BF16, max_rows=limit).pack_linear(weight, None)
     assert isinstance(packed, CudaLinear)
     assert torch.equal(packed(x), torch.nn.functional.linear(x, weight))
 
 
+def test_no_rows_give_no_rows(loader: Loader) -> None:
+    packed = kernels_of(loader, BF16).pack_linear(make(24, 64, dtype=BF16), None)
+    assert packed(torch.empty(0, 64, dtype=BF16)).shape == (0, 24)
+
+
 def test_leading_dimensions_are_kept(loader: Loader) -> None:
     x, weight = make(2, 3, 64, dtype=BF16), make(24, 64, dtype=BF16, seed=1)
-    packed = LinearKernels(loader, BF16, H200, 16).pack_linear(weight, None)
+    packed = kernels_of(loader, BF16).pack_linear(weight, None)
     assert packed(x).shape == (2, 3, 24)
 
 
-def test_a_device_with_little_shared_memory_gets_small_tiles(loader: Loader) -> None:
-    ada = LinearKernels(loader, BF16, DeviceSize(128, 99 << 10), 16)
+def test_a_device_with_little_shared_memory_gets_small_tiles() -> None:
     for n, k in ((4096, 1024), (1024, 3072), (5120, 5120), (151_936, 1024)):
-        assert ada.plan(n, k).shared_bytes(n, k) <= 79 << 10
+        plan = choose(n, k, 8, ADA)
+        assert isinstance(plan, FewPlan)
+        assert plan.shared_bytes(n, k) <= 79 << 10
 
 
 @pytest.mark.parametrize(
@@ -68,7 +108,21 @@ def test_a_device_with_little_shared_memory_gets_small_tiles(loader: Loader) -> 
     [(4096, 1024, 16), (1024, 3072, 16), (151_936, 1024, 8), (5120, 5120, 8), (34_816, 5120, 0)],
 )
 def test_each_weight_has_the_rows_at_which_the_library_was_slower(
-    loader: Loader, n: int, k: int, limit: int
+    n: int, k: int, limit: int
 ) -> None:
-    weight = torch.empty(n, k, dtype=BF16)
-    assert LinearKernels(loader, BF16, H200, 16).row_limit(weight, None) == limit
+    assert [rows for rows in (8, 16, 24) if choose(n, k, rows, A100)] == [
+        rows for rows in (8, 16) if rows <= limit
+    ]
+
+
+@pytest.mark.parametrize("rows", [24, 64, 96, 128])
+@pytest.mark.parametrize(
+    "shape",
+    [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (34_816, 5120), (8, 8), (576, 1536)],
+)
+def test_batches_of_any_weight_have_a_form_that_fits(shape: tuple[int, int], rows: int) -> None:
+    n, k = shape
+    plan = choose(n, k, rows, H200)
+    assert isinstance(plan, BatchPlan)
+    assert plan.shared_bytes(rows) <= 207 << 10
+    assert min(plan.w_slots, plan.x_slots) >= min(2, plan.num_steps(k))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minisgl.ops.contract import KernelConfig, KernelSet
-from minisgl.ops.table import build_kernel_table
+from minisgl.ops.table import COMPOSED, build_kernel_table
 from minisgl.ops.torch_set import TorchKernelSet
 from minisgl_kernels_cuda.backend import build_ops
 from minisgl_kernels_cuda.units import DeviceSize, Loader
@@ -20,7 +20,7 @@ class SimulatedSet(KernelSet):
     """The ops on the simulator."""
 
     def __init__(self, loader: Loader, dtype: torch.dtype, linear_rows: int = 16) -> None:
-        self._ops = build_ops(loader, dtype, DeviceSize(132, 227 << 10), linear_rows)
+        self._ops = build_ops(loader, dtype, DeviceSize(132, 227 << 10, "sm_90a"), linear_rows)
 
     def ops(self) -> Mapping[str, Callable[..., Any]]:
         return self._ops
@@ -44,4 +44,6 @@ def test_products_are_left_to_the_library(
     loader: Loader, dtype: torch.dtype, linear_rows: int
 ) -> None:
     kernels = SimulatedSet(loader, dtype, linear_rows)
-    assert sources_of(kernels, dtype)["pack_linear"] == "torch"
+    sources = sources_of(kernels, dtype)
+    assert sources["pack_linear"] == "torch"
+    assert sources["pack_gated_linear"] == COMPOSED

@@ -37,12 +37,10 @@ class CudaKernelSet(KernelSet):
         settings = config.settings
         if not isinstance(settings, CudaKernelSettings):
             settings = CudaKernelSettings()
-        properties = torch.cuda.get_device_properties(config.device)
-        sm = properties.major * 10 + properties.minor
-        compiler = Compiler(f"sm_{sm}", cache_folder(settings.cache_dir))
-        has_pdl = sm >= 90 and settings.pdl != "off"
-        loader = DeviceLoader(config.device, compiler, has_pdl)
         size = device_size(config.device)
+        compiler = Compiler(size.arch, cache_folder(settings.cache_dir))
+        has_pdl = torch.cuda.get_device_capability(config.device) >= (9, 0)
+        loader = DeviceLoader(config.device, compiler, has_pdl and settings.pdl != "off")
         self._ops = build_ops(loader, config.dtype, size, settings.linear_rows)
 
     def ops(self) -> Mapping[str, _Op]:
@@ -61,7 +59,11 @@ def build_ops(
         device: That they run on.
         linear_rows: `CudaKernelSettings.linear_rows`.
     """
-    norms, moves = Norms(loader, dtype), RowMoves(loader)
+    norms, moves, activations = (
+        Norms(loader, dtype),
+        RowMoves(loader),
+        build_activations(loader, dtype),
+    )
     ops: dict[str, _Op] = {
         "rms_norm": norms.rms_norm,
         "fused_add_rms_norm": norms.fused_add_rms_norm,
@@ -69,9 +71,10 @@ def build_ops(
         "store_kv": moves.store_kv,
         "qk_norm_rope_store": QKVStage(loader, dtype).qk_norm_rope_store,
         "sample": Sampler(loader, dtype).sample,
-        **build_activations(loader, dtype),
+        **activations,
     }
     if dtype in _LINEAR_DTYPES and linear_rows:
-        kernels = LinearKernels(loader, dtype, device, linear_rows)
+        kernels = LinearKernels(loader, dtype, device, linear_rows, activations)
         ops["pack_linear"] = kernels.pack_linear
+        ops["pack_gated_linear"] = kernels.pack_gated_linear
     return ops

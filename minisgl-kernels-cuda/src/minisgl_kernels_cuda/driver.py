@@ -27,7 +27,7 @@ from minisgl_kernels_cuda.units import (
 
 # From cuda.h: CUlaunchAttribute and the markers of the "extra" list of a launch.
 _ATTRIBUTE_BYTES = 72
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
 _END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
 _MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
 _DEFAULT_SHARED_BYTES = 48 * 1024
@@ -89,7 +89,13 @@ class DeviceLoader(Loader):
 def device_size(device: torch.device | int) -> DeviceSize:
     """Return what plans depend on, of a CUDA device."""
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks a field
-    return DeviceSize(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+    sm = properties.major * 10 + properties.minor
+    # Code for 9.0 runs on no later device, so that it may as well use what only that one has.
+    return DeviceSize(
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+        "sm_90a" if sm == 90 else f"sm_{sm}",
+    )
 
 
 class DeviceLaunch:
@@ -113,26 +119,45 @@ class DeviceLaunch:
             _BUFFER_POINTER, ctypes.addressof(self._arguments),
             _BUFFER_SIZE, ctypes.addressof(self._num_bytes), _END,
         )  # fmt: skip
-        self._attribute = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
-        struct.pack_into("=I4xI", self._attribute, 0, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)
-        self._config = ctypes.create_string_buffer(_SHAPE_AND_STREAM.size + _ATTRIBUTES.size)
-        _ATTRIBUTES.pack_into(
-            self._config, _SHAPE_AND_STREAM.size, ctypes.addressof(self._attribute), int(has_pdl)
+        self._attributes = ctypes.create_string_buffer(2 * _ATTRIBUTE_BYTES)
+        struct.pack_into(
+            "=I4xI", self._attributes, _ATTRIBUTE_BYTES, _PROGRAMMATIC_STREAM_SERIALIZATION, 1
         )
+        self._has_pdl = has_pdl
+        self._config = ctypes.create_string_buffer(_SHAPE_AND_STREAM.size + _ATTRIBUTES.size)
+        self._set_cluster(1)
         self._handle = ctypes.c_void_p(handle)
         self._call = library.cuLaunchKernelEx
         self._device_index = device_index
         # torch.cuda.current_stream() makes an object and costs more than the launch.
         self._stream_of: Any = torch._C._cuda_getCurrentRawStream  # torch has no stub for it
 
+    def _set_cluster(self, size: int) -> None:
+        """Pass the driver the two attributes, or the second alone for blocks on their own."""
+        self._cluster = size
+        struct.pack_into("=I4x3I", self._attributes, 0, _CLUSTER_DIMENSION, size, 1, 1)
+        at = ctypes.addressof(self._attributes)
+        is_alone = size == 1
+        _ATTRIBUTES.pack_into(
+            self._config, _SHAPE_AND_STREAM.size,
+            at + _ATTRIBUTE_BYTES * is_alone, self._has_pdl + (not is_alone),
+        )  # fmt: skip
+
     def __call__(
-        self, grid: tuple[int, int], block: tuple[int, int], *args: float, shared_bytes: int = 0
+        self,
+        grid: tuple[int, int],
+        block: tuple[int, int],
+        *args: float,
+        shared_bytes: int = 0,
+        cluster: int = 1,
     ) -> None:
         """Submit the kernel to torch's current stream.
 
         Raises:
             PluginError: The driver refused.
         """
+        if cluster != self._cluster:
+            self._set_cluster(cluster)
         self._pack_arguments(self._arguments, 0, *args)
         stream = self._stream_of(self._device_index)
         _SHAPE_AND_STREAM.pack_into(

@@ -1,27 +1,4 @@
-"""Products of few rows with a weight, as ``pack_linear``.
-
-The forms and limits below were measured on an H200 (``benchmarks/gpu_kernels.py --tune``; bf16,
-microseconds in a replayed graph, the weight from memory):
-
-================ ====== ====== ====== ====== ====== ======
-outputs x inputs 1 row  cuBLAS 8 rows cuBLAS 16     cuBLAS
-================ ====== ====== ====== ====== ====== ======
-4096 x 1024      3.28   5.24   3.69   5.24   4.13   5.27
-1024 x 2048      2.43   12.63  2.73   5.81   3.43   5.81
-6144 x 1024      3.87   5.85   4.26   5.88   5.32   5.89
-1024 x 3072      3.12   7.40   3.78   7.44   4.48   7.64
-151936 x 1024    71.7   77.8   77.0   80.0   87.0   81.5
-7168 x 5120      20.0   22.9   21.7   23.2   27.8   20.7
-5120 x 5120      13.9   15.4   15.2   15.6   20.8   15.8
-34816 x 5120     89.0   87.7   92.5   88.5   114    89.1
-5120 x 17408     47.5   49.6   50.1   52.0   63.5   52.1
-151936 x 5120    373    371    394    374    485    376
-================ ====== ====== ====== ====== ====== ======
-
-Few outputs want large tiles on few multiprocessors all the same: what counts there is how soon a
-block has read x, not how many read the weight. In a chain of dependent kernels the queue of each
-product is filled while the kernel in front still runs, which is worth another 30 %.
-"""
+"""Products with a weight, as ``pack_linear`` and ``pack_gated_linear``."""
 
 from __future__ import annotations
 
@@ -32,53 +9,67 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.ops.contract import PackedLinear
-from minisgl_kernels_cuda.units import (
-    LINEAR,
-    STATIC_SHARED_BYTES,
-    DeviceSize,
-    Launch,
-    Loader,
-)
+from minisgl.ops.contract import ActAndMul, GatedActivation, PackedLinear
+from minisgl_kernels_cuda.linear_plans import MAX_ROWS, FewPlan, Plan, kernel_rows
+from minisgl_kernels_cuda.linear_table import choose
+from minisgl_kernels_cuda.units import LINEAR, LINEAR_BATCH, DeviceSize, Launch, Loader
 
-_THREADS = 256
-_STEP_INPUTS = 1024  # that the warps of a block read in a step
-_DEPTH = 4  # steps that are on their way
-_STEP_BYTES = 16 * 1024  # of a step, per group of outputs
-_GROUP = 8  # outputs, and rows of x, of half an mma
-# Elements of a weight up to which 16 rows, and up to which 8, beat the library.
-_SMALL = 8 << 20
-_LARGE = 100_000_000
-# Above, small tiles in many blocks keep more of a weight on its way.
-_MEDIUM = 64_000_000
-COLUMNS = (1, 2)
-"""Groups of 8 rows that the kernels are made for."""
+_FEW_THREADS = 256
+_GROUP_THREADS = 128  # of 64 outputs of a batch
+_BUCKET = 8  # rows that share a form
+_GATED_GROUPS = 2  # of a tile: gate and up
+_NO_ACTIVATION = 0
+_ACTIVATIONS: Mapping[GatedActivation, int] = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How one product is run.
+class Form:
+    """A launch, all but its tensors.
 
     Attributes:
-        groups: Of 8 outputs in a tile, 1 or 2.
-        num_blocks: Of the launch; each takes every ``num_blocks``-th tile.
+        launch: The kernel.
+        grid: Blocks.
+        block: Threads of a block.
+        shared_bytes: Of a block.
+        cluster: Blocks of a cluster.
+        tail: Arguments behind rows, outputs, inputs and activation.
     """
 
-    groups: int
-    num_blocks: int
+    launch: Launch
+    grid: tuple[int, int]
+    block: tuple[int, int]
+    shared_bytes: int
+    cluster: int = 1
+    tail: tuple[int, ...] = ()
 
-    def shared_bytes(self, n: int, k: int) -> int:
-        """Return the size of the queue for a weight ``[n, k]``."""
-        num_tiles = -(-n // (_GROUP * self.groups))
-        num_steps = -(-num_tiles // self.num_blocks) * -(-k // _STEP_INPUTS)
-        return min(num_steps, _DEPTH) * self.groups * _STEP_BYTES
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What is multiplied by.
+
+    Attributes:
+        weight: ``[n, k]``.
+        bias: ``[n]``, or ``None``.
+        activation: Of a gated product, which has ``n / 2`` outputs.
+        act_and_mul: The same for the library's product.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: int = _NO_ACTIVATION
+    act_and_mul: ActAndMul | None = None
 
 
 class LinearKernels:
     """The kernels of one element type on one device; packs weights."""
 
     def __init__(
-        self, loader: Loader, dtype: torch.dtype, device: DeviceSize, max_rows: int
+        self,
+        loader: Loader,
+        dtype: torch.dtype,
+        device: DeviceSize,
+        max_rows: int,
+        activations: Mapping[str, ActAndMul],
     ) -> None:
         """Load the kernels.
 
@@ -87,48 +78,63 @@ class LinearKernels:
             dtype: float16 or bfloat16.
             device: That they run on.
             max_rows: The user's limit, `CudaKernelSettings.linear_rows`.
+            activations: The set's ops ``silu_and_mul`` and so on.
         """
-        self.launches: Mapping[str, Launch] = loader.load(LINEAR, dtype)
-        self.dtype = dtype
-        self._num_sms = device.num_sms
-        self._max_shared_bytes = device.max_shared_bytes - STATIC_SHARED_BYTES
+        self._launches = dict(loader.load(LINEAR, dtype))
+        if device.arch == LINEAR_BATCH.only_arch:
+            self._launches |= loader.load(LINEAR_BATCH, dtype)
+        self._dtype = dtype
+        self._device = device
         self._max_rows = max_rows
+        self._activations = activations
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Return the product with ``weight``; see `minisgl.ops.contract.PackLinear`."""
-        return CudaLinear(self, weight, bias, self.row_limit(weight, bias))
+        return CudaLinear(self, Weight(weight, bias))
 
-    def plan(self, n: int, k: int) -> Plan:
-        """Choose the form for a weight ``[n, k]``."""
-        num_small, num_tiles = -(-n // _GROUP), -(-n // (2 * _GROUP))
-        if self._is_wide(n, k):
-            # Blocks that come and go are quicker than ones that stay and take the next tile.
-            return Plan(1, num_small)
-        if k <= _STEP_INPUTS:
-            return Plan(2, min(num_tiles, 2 * self._num_sms))
-        if n * k > _MEDIUM or self._max_shared_bytes < 2 * _DEPTH * _STEP_BYTES:
-            return Plan(1, min(num_small, 4 * self._num_sms))
-        return Plan(2, min(num_tiles, self._num_sms))
+    def pack_gated_linear(
+        self, weight: Tensor, bias: Tensor | None, activation: GatedActivation
+    ) -> PackedLinear:
+        """Return the gated product; see `minisgl.ops.contract.PackGatedLinear`."""
+        act_and_mul = self._activations[f"{activation}_and_mul"]
+        return CudaLinear(self, Weight(weight, bias, _ACTIVATIONS[activation], act_and_mul))
 
-    def row_limit(self, weight: Tensor, bias: Tensor | None) -> int:
-        """Return up to how many rows the kernels serve a weight better than the library."""
+    def choose(self, n: int, k: int, rows: int) -> Plan | None:
+        """Choose how ``rows`` are multiplied with a weight ``[n, k]``, ``None``: by the library."""
+        return choose(n, k, rows, self._device)
+
+    def forms(self, of: Weight) -> list[Form | None]:
+        """Return the form of each number of rows, in steps of 8: at ``i``, that of ``8 * i``."""
+        weight, bias = of.weight, of.bias
         n, k = weight.shape
-        is_served = weight.dtype == self.dtype and weight.is_contiguous()
-        is_aligned = k % 8 == 0 and weight.data_ptr() % 16 == 0
-        if not is_served or not is_aligned or (bias is not None and bias.dtype != self.dtype):
-            return 0
-        if n * k > _LARGE and not self._is_wide(n, k):
-            return 0
-        is_small = n * k <= _SMALL
-        return min(self._max_rows, _GROUP * COLUMNS[-1 if is_small else 0])
+        is_served = weight.dtype == self._dtype and weight.is_contiguous()
+        is_aligned = k % _BUCKET == 0 and weight.data_ptr() % 16 == 0
+        if not is_served or not is_aligned or (bias is not None and bias.dtype != self._dtype):
+            return [None]
+        buckets = range(_BUCKET, min(self._max_rows, MAX_ROWS) + 1, _BUCKET)
+        return [None, *(self._form(of, rows) for rows in buckets)]
 
-    def _is_wide(self, n: int, k: int) -> bool:
-        """Whether a weight has many times more tiles than the device has room for, of one step."""
-        return k <= _STEP_INPUTS and n > 2 * _GROUP * 3 * self._num_sms
+    def _form(self, of: Weight, rows: int) -> Form | None:
+        """Return the launch of the plan for ``rows``."""
+        n, k = of.weight.shape
+        plan = self.choose(n, k, rows)
+        if plan is None:
+            return None
+        if isinstance(plan, FewPlan):
+            if of.activation and plan.groups != _GATED_GROUPS:
+                return None
+            launch = self._launches[f"linear_{plan.groups}_{rows // _BUCKET}"]
+            return Form(launch, (plan.num_blocks, 1), (_FEW_THREADS, 1), plan.shared_bytes(n, k))
+        size = kernel_rows(rows)
+        return Form(
+            self._launches[f"linear_batch_{size}_{plan.groups}"],
+            (plan.num_blocks(n), 1), (_GROUP_THREADS * plan.groups, 1), plan.shared_bytes(size),
+            plan.splits, (plan.splits, plan.w_slots, plan.x_slots),
+        )  # fmt: skip
 
 
 class CudaLinear:
-    """A weight that is read as it is, by our kernels for few rows and by the library for many.
+    """A weight that is read as it is, by our kernels or by the library, as the rows suggest.
 
     The kernels may read the weight before work that was submitted earlier has ended, so it must
     not be written by the kernel just in front of a product.
@@ -139,31 +145,28 @@ class CudaLinear:
 
     is_original_needed = True
 
-    def __init__(
-        self, kernels: LinearKernels, weight: Tensor, bias: Tensor | None, max_rows: int
-    ) -> None:
-        """Plan the product."""
-        self._weight, self._bias = weight, bias
-        self._n, self._k = weight.shape
-        self._max_rows = max_rows
-        plan = kernels.plan(self._n, self._k)
-        self._grid = plan.num_blocks, 1
-        self._shared_bytes = plan.shared_bytes(self._n, self._k)
-        self._launches = {c: kernels.launches[f"linear_{plan.groups}_{c}"] for c in COLUMNS}
+    def __init__(self, kernels: LinearKernels, of: Weight) -> None:
+        """Plan the product for every number of rows."""
+        self._of = of
+        self._n, self._k = of.weight.shape
+        self._num_outputs = self._n // 2 if of.activation else self._n
+        self._forms = kernels.forms(of)
+        self._max_rows = _BUCKET * (len(self._forms) - 1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return ``x[..., in_features] @ weight.T + bias``, contiguous."""
+        """Return ``x[..., in_features] @ weight.T + bias``, gated or as it is, contiguous."""
+        of = self._of
         num_rows = x.numel() // self._k
-        if not 0 < num_rows <= self._max_rows or x.data_ptr() % 16 or x.dtype != self._weight.dtype:
-            return F.linear(x, self._weight, self._bias)
+        form = self._forms[-(-num_rows // _BUCKET)] if num_rows <= self._max_rows else None
+        if form is None or x.data_ptr() % 16 or x.dtype != of.weight.dtype:
+            y = F.linear(x, of.weight, of.bias)
+            return y if of.act_and_mul is None else of.act_and_mul(y)
         if not x.is_contiguous():
             x = x.contiguous()
-        launch = self._launches[1 if num_rows <= _GROUP else 2]
-        out = torch.empty((*x.shape[:-1], self._n), dtype=x.dtype, device=x.device)
-        bias = self._bias
-        launch(
-            self._grid, (_THREADS, 1), out.data_ptr(), x.data_ptr(), self._weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(), num_rows, self._n, self._k,
-            shared_bytes=self._shared_bytes,
+        out = torch.empty((*x.shape[:-1], self._num_outputs), dtype=x.dtype, device=x.device)
+        form.launch(
+            form.grid, form.block, out.data_ptr(), x.data_ptr(), of.weight.data_ptr(),
+            0 if of.bias is None else of.bias.data_ptr(), num_rows, self._n, self._k,
+            of.activation, *form.tail, shared_bytes=form.shared_bytes, cluster=form.cluster,
         )  # fmt: skip
         return out

@@ -1,14 +1,17 @@
-"""What this distribution registers: kernel set ``cuda``."""
+"""What this distribution registers: kernel set, collectives and decode attention ``cuda``."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-from minisgl.plugin.spec import PLUGIN_API, Availability, BackendSpec, ProbeContext
-from minisgl_kernels_cuda.settings import CudaKernelSettings, has_nvrtc
+from minisgl.plugin.spec import PLUGIN_API, Availability, BackendSpec, Capabilities, ProbeContext
+from minisgl_kernels_cuda.settings import CudaKernelSettings, has_nccl, has_nvrtc
 
 # Before FlashInfer's set: every op here was measured to be at least as quick, see the README.
 PRIORITY = 30
+# Before FlashInfer's decode (50) where it was measured, behind every library elsewhere.
+ATTENTION_PRIORITY = {90: 60}
+ATTENTION_PRIORITY_ELSEWHERE = 10
 MIN_SM = 80
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -50,4 +53,44 @@ KERNELS = BackendSpec(
     summary="our own kernels, compiled at first use; NVIDIA GPUs from Ampere on",
     settings=CudaKernelSettings,
     probe=probe,
+)
+
+
+def probe_comm(context: ProbeContext) -> Availability:
+    """Say whether the collectives can be had; whether GPUs reach each other shows at the start."""
+    reason = _obstacle(context)
+    if reason:
+        return Availability(ok=False, reason=reason)
+    if not has_nccl():
+        return Availability(ok=False, reason="NCCL is not installed: pip install nvidia-nccl-cu13")
+    if context.tp_size == 1:
+        return Availability(ok=True, reason="one rank has nobody to talk to", priority=-1)
+    return Availability(ok=True, reason="NCCL and NVRTC found", priority=PRIORITY)
+
+
+COMM = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl_kernels_cuda.comm:build_communicator",
+    summary="NCCL, and our own kernels for small messages over peer memory",
+    settings=CudaKernelSettings,
+    probe=probe_comm,
+)
+
+
+def probe_attention(context: ProbeContext) -> Availability:
+    """Say whether decode attention can be compiled and run here."""
+    reason = _obstacle(context)
+    if reason:
+        return Availability(ok=False, reason=reason)
+    priority = ATTENTION_PRIORITY.get(context.sm or 0, ATTENTION_PRIORITY_ELSEWHERE)
+    return Availability(ok=True, reason="cuda-core and NVRTC found", priority=priority)
+
+
+ATTENTION = BackendSpec(
+    api=PLUGIN_API,
+    factory="minisgl_kernels_cuda.attention:build_attention",
+    summary="our own decode attention, compiled at first use; NVIDIA GPUs from Ampere on",
+    settings=CudaKernelSettings,
+    probe=probe_attention,
+    capabilities=Capabilities(phases=("decode",), dtypes=DTYPES, head_dims=(64, 128)),
 )

@@ -10,10 +10,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from minisgl.config.fields import SettingsSection
+from minisgl.config.fields import Bytes, SettingsSection
 
 # Distributions that bring NVRTC, of CUDA 13 and 12.
 _NVRTC_DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+
+_NCCL_DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+NCCL_SONAME = "libnccl.so.2"
 
 
 class CudaKernelSettings(SettingsSection):
@@ -31,10 +34,25 @@ class CudaKernelSettings(SettingsSection):
         "has ended, which hides launch gaps; auto: on from compute capability 9.0. "
         "Read when the kernels are loaded.",
     )
+    reduce_at_once_bytes: Bytes | None = Field(
+        default=None,
+        ge=0,
+        le=2**30,
+        description="Largest all-reduce over GPUs of one host, in bytes, in which each rank sends "
+        "everything to all others, fused with the norm behind it; auto: by the number of ranks. "
+        "Read by the collectives.",
+    )
+    reduce_by_parts_bytes: Bytes | None = Field(
+        default=None,
+        ge=0,
+        le=2**30,
+        description="Largest all-reduce, above that, in which each rank sums a part; beyond it is "
+        "NCCL, and 0 leaves all to NCCL; auto: by the number of ranks. Read by the collectives.",
+    )
     linear_rows: int = Field(
         default=16,
         ge=0,
-        le=16,
+        le=128,
         description="Most rows for which products with weights use these kernels, where they were "
         "measured to be quicker than the library's; 0 never. Read when weights are packed.",
     )
@@ -63,3 +81,20 @@ def has_nvrtc() -> bool:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     in_toolkit = any(Path(home).glob("lib*/libnvrtc.so*"))
     return in_toolkit or ctypes.util.find_library("nvrtc") is not None
+
+
+def installed_nccl() -> Path | None:
+    """Return the NCCL library that a distribution brings, as those of torch for CUDA do."""
+    for name in _NCCL_DISTRIBUTIONS:
+        try:
+            found = Path(str(distribution(name).locate_file(f"nvidia/nccl/lib/{NCCL_SONAME}")))
+        except PackageNotFoundError:
+            continue
+        if found.exists():
+            return found
+    return None
+
+
+def has_nccl() -> bool:
+    """Whether NCCL is installed, as a package or on the system."""
+    return installed_nccl() is not None or ctypes.util.find_library("nccl") is not None

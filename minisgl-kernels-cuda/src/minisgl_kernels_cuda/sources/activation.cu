@@ -1,21 +1,5 @@
-// Gated activations: out[row, i] = act(x[row, i]) * x[row, n + i].
-#include "device.cuh"
-
-enum Activation { SILU, GELU, GELU_TANH };
-
-template <Activation ACT>
-INLINE float activate(float x) {
-    if (ACT == SILU) return divide_fast(x, 1.f + exp2_fast(x * -1.4426950408889634f));
-    if (ACT == GELU) return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
-    float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1.f + tanhf(inner));
-}
-
-// As in torch, the activation is rounded before the product.
-template <Activation ACT>
-INLINE scalar gated(scalar gate, scalar up) {
-    return narrow(rounded(activate<ACT>(widen(gate))) * widen(up));
-}
+// Gated activations of rows: out[row, i] = act(x[row, i]) * x[row, n + i].
+#include "activation.cuh"
 
 // One thread makes 16 bytes of the result; blockIdx.x is the row.
 template <Activation ACT>
@@ -27,7 +11,7 @@ INLINE void act_and_mul(scalar* out, const scalar* x, int n) {
     const scalar* row = x + i64(blockIdx.x) * 2 * n;
     Piece gate = load_piece(row + at), up = load_piece(row + n + at), result;
 #pragma unroll
-    for (int i = 0; i < PIECE; i++) result.v[i] = gated<ACT>(gate.v[i], up.v[i]);
+    for (int i = 0; i < PIECE; i++) result.v[i] = gated(ACT, gate.v[i], up.v[i]);
     store_piece(out + i64(blockIdx.x) * n + at, result);
 }
 

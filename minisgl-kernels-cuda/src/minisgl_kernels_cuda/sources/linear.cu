@@ -12,7 +12,10 @@
 // Weights go through a queue in shared memory, several steps deep, so that enough of them are on
 // their way to fill the memory's pipe. Each thread reads back what it copied itself: the queue
 // needs no barrier. It is filled before pdl_wait, while the kernel in front still runs.
-#include "device.cuh"
+//
+// A gated product takes 8 outputs of the first half of the weight and the same 8 of the second
+// half as the two groups of a tile, and writes act(first) * second.
+#include "activation.cuh"
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * 32;
@@ -21,11 +24,22 @@ constexpr int CHUNK = 32 * SUBSTEPS;    // inputs that a warp takes in a step
 constexpr int DEPTH = 4;                // steps in the queue
 
 struct Product {
-    scalar* out;        // [m, n]
+    scalar* out;        // [m, n], or [m, n / 2] of a gated product
     const scalar* x;    // [m, k]
     const scalar* w;    // [n, k]
     const scalar* bias; // [n] or null
     int m, n, k;
+    Activation activation;
+
+    INLINE int num_outputs() const { return activation ? n / 2 : n; }
+    // The first row of the weight in a group.
+    INLINE int output(int tile, int group, int groups) const {
+        return activation ? tile * 8 + group * (n / 2) : (tile * groups + group) * 8;
+    }
+    INLINE int num_tiles(int groups) const {
+        int outputs = activation ? 8 : 8 * groups;
+        return (num_outputs() + outputs - 1) / outputs;
+    }
 };
 
 // Where a block is: it takes the tiles blockIdx.x, blockIdx.x + gridDim.x, ..., each in steps.
@@ -49,7 +63,7 @@ INLINE void enqueue(uint4* slot, const Product& p, const Cursor& at) {
     int input = at.input();
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        int row = (at.tile * GROUPS + group) * 8 + threadIdx.x % 32 / 4;
+        int row = p.output(at.tile, group, GROUPS) + threadIdx.x % 32 / 4;
         const scalar* from = p.w + i64(row < p.n ? row : p.n - 1) * p.k + input;
 #pragma unroll
         for (int s = 0; s < SUBSTEPS; s++) {
@@ -115,13 +129,26 @@ INLINE void finish(float (&sum)[COLUMNS][4], const Product& p, int tile, int buf
         c[0] = c[1] = c[2] = c[3] = 0.f;
     }
     __syncthreads();
+    auto total = [&](int row, int column, int output) {
+        float value = p.bias ? widen(p.bias[output]) : 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) value += partial[buffer][w][row][column];
+        return narrow(value);
+    };
+    if (GROUPS == 2 && p.activation) {
+        int half = p.n / 2;
+        for (int i = threadIdx.x; i < 8 * ROWS; i += THREADS) {
+            int row = i / 8, output = tile * 8 + i % 8;
+            if (row >= p.m || output >= half) continue;
+            scalar gate = total(row, i % 8, output), up = total(row, 8 + i % 8, half + output);
+            p.out[i64(row) * half + output] = gated(p.activation, gate, up);
+        }
+        return;
+    }
     for (int i = threadIdx.x; i < OUTPUTS * ROWS; i += THREADS) {
         int row = i / OUTPUTS, output = tile * OUTPUTS + i % OUTPUTS;
-        if (row >= p.m || output >= p.n) continue;
-        float total = p.bias ? widen(p.bias[output]) : 0.f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) total += partial[buffer][w][row][i % OUTPUTS];
-        p.out[i64(row) * p.n + output] = narrow(total);
+        if (row < p.m && output < p.n)
+            p.out[i64(row) * p.n + output] = total(row, i % OUTPUTS, output);
     }
 }
 
@@ -129,7 +156,7 @@ template <int GROUPS, int COLUMNS>
 INLINE void linear(const Product& p) {
     SHARED_BUFFER(queue);
     constexpr int SLOT = GROUPS * SUBSTEPS * THREADS;
-    int num_tiles = (p.n + 8 * GROUPS - 1) / (8 * GROUPS);
+    int num_tiles = p.num_tiles(GROUPS);
     int num_chunks = (p.k + CHUNK - 1) / CHUNK;
     int num_steps = (num_chunks + WARPS - 1) / WARPS;  // the same for every warp, for the barrier
     Cursor now{int(blockIdx.x), 0}, ahead = now;
@@ -166,11 +193,11 @@ INLINE void linear(const Product& p) {
     }
 }
 
-#define MINISGL_LINEAR(GROUPS, COLUMNS)                                               \
+#define MINISGL_LINEAR(GROUPS, COLUMNS)                                                \
     extern "C" __global__ void __launch_bounds__(THREADS) linear_##GROUPS##_##COLUMNS( \
-        scalar* out, const scalar* x, const scalar* w, const scalar* bias, int m,     \
-        int n, int k) {                                                               \
-        linear<GROUPS, COLUMNS>(Product{out, x, w, bias, m, n, k});                   \
+        scalar* out, const scalar* x, const scalar* w, const scalar* bias, int m,      \
+        int n, int k, int activation) {                                                \
+        linear<GROUPS, COLUMNS>({out, x, w, bias, m, n, k, Activation(activation)});   \
     }
 
 MINISGL_LINEAR(1, 1)

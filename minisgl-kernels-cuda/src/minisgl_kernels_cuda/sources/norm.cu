@@ -2,21 +2,7 @@
 //
 // Rounding follows the torch ops: the sum with the residual is rounded before it is normed, the
 // quotient before it is multiplied by the weight.
-#include "device.cuh"
-
-constexpr int MAX_WARPS = 32;
-
-// Sum over the threads of one row. A row is threadIdx.y of a block of one-warp rows, or the whole
-// block.
-INLINE float row_sum(float value) {
-    __shared__ float partial[MAX_WARPS];
-    value = warp_sum(value);
-    if (blockDim.x == 32) return value;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (lane == 0) partial[warp] = value;
-    __syncthreads();
-    return warp_sum(lane < int(blockDim.x / 32) ? partial[lane] : 0.f);
-}
+#include "row_sum.cuh"
 
 struct Rows {
     i64 outer_stride, inner_stride;

@@ -1,0 +1,81 @@
+"""How decode attention is laid out on a device: what was measured to be best, and what fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from minisgl_kernels_cuda.units import DeviceSize
+
+TILE_KEYS = 16
+"""Keys that a warp takes in a step."""
+GROUP = 8
+"""Query heads that are served together."""
+MAX_BLOCKS_PER_SM = 6
+_MAX_WARPS_PER_SM = 12  # that the kernels' registers leave room for
+_MIN_DEPTH = 2
+_RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, per block
+_TABLE_BYTES = 12  # per request, behind the queue
+# (Request, KV head) pairs per multiprocessor up to which few blocks are the best: a block has so
+# little to read that what it costs to start one, and the room it takes from the kernels next to
+# it, counts for more.
+_FEW_PAIRS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """One way to lay it out.
+
+    Attributes:
+        warps: Of a block: 2, 4 or 8. A block's warps read `TILE_KEYS` keys each at a time.
+        depth: Tiles in a warp's queue: 2, 3 or 4.
+        blocks_per_sm: Blocks per multiprocessor, as far as there is room.
+    """
+
+    warps: int
+    depth: int
+    blocks_per_sm: int
+
+    @property
+    def chunk_keys(self) -> int:
+        """Keys that a block reads at a time."""
+        return self.warps * TILE_KEYS
+
+    def shared_bytes(self, num_reqs: int, key_bytes: int) -> int:
+        """Return the shared memory of a block.
+
+        Args:
+            num_reqs: Rows of the batch.
+            key_bytes: Of one key of one head.
+        """
+        queue = self.depth * self.chunk_keys * 2 * key_bytes
+        return queue + _TABLE_BYTES * num_reqs
+
+
+def choose_plan(num_pairs: int, num_sms: int) -> AttentionPlan:
+    """Return the best layout for a batch.
+
+    Args:
+        num_pairs: Requests times KV heads.
+        num_sms: Multiprocessors.
+    """
+    if num_pairs <= _FEW_PAIRS * num_sms:
+        return AttentionPlan(warps=4, depth=2, blocks_per_sm=1)
+    return AttentionPlan(warps=4, depth=3, blocks_per_sm=2)
+
+
+def fit_plan(
+    plan: AttentionPlan, num_reqs: int, key_bytes: int, device: DeviceSize
+) -> AttentionPlan:
+    """Return a plan, or one like it with as much shared memory as the device has."""
+    limit = device.max_shared_bytes + _RESERVED_BYTES
+
+    def needed(plan: AttentionPlan) -> int:
+        return plan.shared_bytes(num_reqs, key_bytes) + 2 * _RESERVED_BYTES
+
+    while needed(plan) > limit:
+        if plan.depth > _MIN_DEPTH:
+            plan = replace(plan, depth=plan.depth - 1)
+        else:
+            plan = replace(plan, warps=plan.warps // 2)
+    most = min(limit // needed(plan), _MAX_WARPS_PER_SM // plan.warps, MAX_BLOCKS_PER_SM)
+    return replace(plan, blocks_per_sm=min(plan.blocks_per_sm, most))

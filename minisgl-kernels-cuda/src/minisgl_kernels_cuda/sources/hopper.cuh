@@ -1,0 +1,106 @@
+// What only sm_90a has: products of a warpgroup (128 threads) from shared memory. And clusters:
+// blocks that run together and read each other's shared memory, from sm_90 on.
+//
+// A matrix in shared memory is lines of 128 bytes, 64 elements of the inner dimension each. Lines
+// come in eights, aligned to 1024 bytes; the 16-byte piece i of line j lies in place i ^ j % 8, so
+// that neither rows nor columns of pieces meet in one bank.
+#pragma once
+#include "device.cuh"
+
+constexpr int LINE = 8;  // pieces
+
+typedef u64 Operand;
+
+INLINE int swizzled(int line, int piece) { return line * LINE + (piece ^ line % 8); }
+
+#ifdef MINISGL_SIMULATOR
+#include "hopper_sim.h"
+#else
+
+// Shared memory whose size is given at the launch, aligned for matrices.
+#define SHARED_LINES(NAME) extern __shared__ __align__(1024) uint4 NAME[]
+
+// Makes what this thread has put into shared memory visible to products that start after the next
+// barrier.
+INLINE void publish_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Products come between the first two and run by themselves until the third returns; their sums
+// and operands must not be touched meanwhile.
+INLINE void start_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void submit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+INLINE void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Address and layout of a matrix: PTX ISA, "Matrix descriptor". Eights of lines are 1024 bytes
+// apart, and pieces are swizzled over 128 bytes. The address counts pieces, so that a matrix i
+// pieces further has the operand plus i.
+INLINE Operand operand(const uint4* at) {
+    u64 address = u64(__cvta_generic_to_shared(at));
+    return address >> 4 | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+#if MINISGL_DTYPE == MINISGL_BF16
+#define MINISGL_OPERANDS "bf16.bf16"
+#else
+#define MINISGL_OPERANDS "f16.f16"
+#endif
+#define SUM_OF(J) "+f"(c[J][0]), "+f"(c[J][1]), "+f"(c[J][2]), "+f"(c[J][3])
+#define SUMS_OF(J) SUM_OF(J), SUM_OF(J + 1), SUM_OF(J + 2), SUM_OF(J + 3)
+#define PRODUCT(ROWS, NAMES, A, B, ...)                                                \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32." MINISGL_OPERANDS    \
+                 " {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;"                           \
+                 : __VA_ARGS__                                                            \
+                 : "l"(left), "l"(right))
+#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_32                                                                       \
+    NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29," \
+             " %30, %31"
+#define NAMES_48                                                                       \
+    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45," \
+             " %46, %47"
+#define NAMES_64                                                                       \
+    NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61," \
+             " %62, %63"
+
+// c[64 x ROWS] += left[64 x 16] right[ROWS x 16] transposed, over a warpgroup. Thread t of it has
+// c[j][0 .. 3]: lines t / 32 * 16 + t % 32 / 4 (+ 8 for the last two), columns j * 8 + t % 4 * 2
+// (+ 1 for odd ones). The operands begin with the first line.
+template <int ROWS>
+INLINE void multiply_add(float (&c)[ROWS / 8][4], Operand left, Operand right) {
+    static_assert(ROWS == 16 || ROWS == 32 || ROWS == 64 || ROWS == 96 || ROWS == 128, "no form");
+    if constexpr (ROWS == 16) PRODUCT(16, NAMES_8, "%8", "%9", SUM_OF(0), SUM_OF(1));
+    if constexpr (ROWS == 32) PRODUCT(32, NAMES_16, "%16", "%17", SUMS_OF(0));
+    if constexpr (ROWS == 64) PRODUCT(64, NAMES_32, "%32", "%33", SUMS_OF(0), SUMS_OF(4));
+    if constexpr (ROWS == 96)
+        PRODUCT(96, NAMES_48, "%48", "%49", SUMS_OF(0), SUMS_OF(4), SUMS_OF(8));
+    if constexpr (ROWS == 128)
+        PRODUCT(128, NAMES_64, "%64", "%65", SUMS_OF(0), SUMS_OF(4), SUMS_OF(8), SUMS_OF(12));
+}
+
+// Every thread of every block of the cluster meets here; what was written before is seen after.
+INLINE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Waits until every thread of the cluster is done with what it has read. Nothing is made visible,
+// which would take as long as the last write to memory.
+INLINE void cluster_leave() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// What lies at the same place of shared memory in the block `rank` of the cluster.
+INLINE uint4 cluster_read(const uint4* at, int rank) {
+    u32 here = u32(__cvta_generic_to_shared(at)), there;
+    uint4 value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(there)
+                 : "memory");
+    return value;
+}
+#endif

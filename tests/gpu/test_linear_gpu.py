@@ -1,0 +1,187 @@
+"""Products of batches on a GPU of compute capability 9.0, in every form, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl_kernels_cuda.activation import build_activations
+from minisgl_kernels_cuda.compiler import Compiler
+from minisgl_kernels_cuda.driver import DeviceLoader, device_size
+from minisgl_kernels_cuda.linear import LinearKernels
+from minisgl_kernels_cuda.linear_plans import BatchPlan, kernel_rows
+from minisgl_kernels_cuda.linear_table import batch_rule
+from minisgl_kernels_cuda.norm import Norms
+from tests.kernels_cuda.planned_kernels import PlannedKernels, product
+from tests.kernels_cuda.reference import BF16, F16, assert_near
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs an NVIDIA GPU of compute capability 9.0",
+    ),
+]
+
+# In step with each other and not, with and without clusters, all steps at once and few.
+PLANS = [
+    BatchPlan(1, 1, 2, 2), BatchPlan(1, 1, 6, 3), BatchPlan(1, 2, 4, 2), BatchPlan(1, 4, 2, 2),
+    BatchPlan(1, 8, 3, 2), BatchPlan(2, 1, 3, 2), BatchPlan(2, 4, 2, 2), BatchPlan(2, 8, 2, 2),
+    BatchPlan(4, 1, 3, 2), BatchPlan(4, 2, 3, 2), BatchPlan(4, 8, 2, 2),
+]  # fmt: skip
+MAX_SHARED_BYTES = 207 * 1024
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> DeviceLoader:
+    """Kernels on the device, compiled afresh."""
+    folder: Path = tmp_path_factory.mktemp("compiled")
+    device = torch.device("cuda", 0)
+    return DeviceLoader(device, Compiler(device_size(device).arch, folder), True)
+
+
+@pytest.fixture(scope="module")
+def kernels(loader: DeviceLoader) -> Mapping[torch.dtype, PlannedKernels]:
+    """Kernels of both types, whose plan is set by each test."""
+    return {dtype: PlannedKernels(loader, dtype, PLANS[0]) for dtype in (BF16, F16)}
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def gpu(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+
+def poison(*shape: int, dtype: torch.dtype) -> None:
+    """Leave NaN in the memory that the next tensor of this shape gets."""
+    torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+
+
+def check(
+    kernels: PlannedKernels, plan: BatchPlan, tensors: tuple[Tensor, Tensor, Tensor | None]
+) -> None:
+    """Multiply by one plan and compare."""
+    x, weight, bias = tensors
+    kernels.plan = plan
+    packed = kernels.pack_linear(weight, bias)
+    poison(x.shape[0], weight.shape[0], dtype=x.dtype)
+    assert_near(packed(x), product(x, weight, bias), scale=x.shape[1] ** 0.5 / 64)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_every_form_is_near_float64(
+    kernels: Mapping[torch.dtype, PlannedKernels], dtype: torch.dtype, plan: BatchPlan
+) -> None:
+    for n, k in ((1024, 2048), (1000, 1032), (37, 264)):
+        weight, bias = gpu(n, k, dtype=dtype, seed=1) / 8, gpu(n, dtype=dtype, seed=2)
+        for rows in (1, 8, 16, 31, 32, 48, 64, 77, 96, 128):
+            if plan.shared_bytes(kernel_rows(rows)) > MAX_SHARED_BYTES:
+                continue
+            check(kernels[dtype], plan, (gpu(rows, k, dtype=dtype), weight, bias))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_any_number_of_rows_is_near_float64(
+    kernels: Mapping[torch.dtype, PlannedKernels], dtype: torch.dtype
+) -> None:
+    weight, bias = gpu(192, 776, dtype=dtype, seed=1) / 8, gpu(192, dtype=dtype, seed=2)
+    for rows in range(1, 131):
+        x = gpu(rows, 776, dtype=dtype, seed=rows)
+        check(kernels[dtype], BatchPlan(1, 2, 3, 2), (x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151_936, 1024), (7168, 5120),
+        (5120, 5120), (34_816, 5120), (5120, 17_408), (49_152, 576), (960, 576), (8, 8),
+    ],
+)  # fmt: skip
+def test_the_rule_serves_the_weights_of_models(
+    kernels: Mapping[torch.dtype, PlannedKernels], dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    weight = gpu(*shape, dtype=dtype, seed=1) / 8
+    for rows in (16, 40, 64, 128):
+        plan = batch_rule(*shape, rows, device_size(0))
+        check(kernels[dtype], plan, (gpu(rows, shape[1], dtype=dtype), weight, None))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("plan", [PLANS[0], PLANS[3], PLANS[6], PLANS[8]], ids=str)
+def test_a_gated_product_is_the_activation_of_the_product(
+    kernels: Mapping[torch.dtype, PlannedKernels], loader: DeviceLoader, plan: BatchPlan,
+    activation: str,
+) -> None:  # fmt: skip
+    kernels[BF16].plan = plan
+    act_and_mul = build_activations(loader, BF16)[f"{activation}_and_mul"]
+    for n, k in ((6144, 1024), (200, 264)):
+        weight, bias = gpu(n, k, seed=1) / k**0.5, gpu(n, seed=2)
+        gated = kernels[BF16].pack_gated_linear(weight, bias, activation)  # type: ignore[arg-type]  # one of the names
+        plain = kernels[BF16].pack_linear(weight, bias)
+        for rows in (1, 16, 50, 64, 128):
+            x = gpu(rows, k, seed=rows)
+            poison(rows, n // 2, dtype=BF16)
+            assert torch.equal(gated(x), act_and_mul(plain(x)))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_a_gated_product_of_few_rows_is_the_activation_of_the_product(
+    loader: DeviceLoader, rows: int
+) -> None:
+    activations = build_activations(loader, BF16)
+    few = LinearKernels(loader, BF16, device_size(0), 16, activations)
+    for n, k in ((6144, 1024), (200, 264), (2000, 3072)):
+        weight, x = gpu(n, k, seed=1) / k**0.5, gpu(rows, k)
+        expected = activations["silu_and_mul"](few.pack_linear(weight, None)(x))
+        assert torch.equal(few.pack_gated_linear(weight, None, "silu")(x), expected)
+
+
+@pytest.mark.parametrize("rows", [16, 64, 128])
+def test_a_chain_gives_the_same_bits_at_every_replay(
+    kernels: Mapping[torch.dtype, PlannedKernels], loader: DeviceLoader, rows: int
+) -> None:
+    # Kernels overlap in a replayed graph, where one that does not wait as it should would differ.
+    fused_add_rms_norm = Norms(loader, BF16).fused_add_rms_norm
+    scale, products = gpu(1024, seed=9), []
+    for i, plan in enumerate((PLANS[1], PLANS[3], PLANS[4], PLANS[6], PLANS[9])):
+        kernels[BF16].plan = plan
+        up = kernels[BF16].pack_gated_linear(gpu(4096, 1024, seed=2 * i) / 32, None, "silu")
+        down = kernels[BF16].pack_linear(gpu(1024, 2048, seed=2 * i + 1) / 32, None)
+        products.append((up, down))
+
+    def step(x: Tensor, residual: Tensor) -> Tensor:
+        for up, down in products:
+            x, residual = fused_add_rms_norm(down(up(x)), residual, scale, 1e-6)
+        return x
+
+    compare_replays(step, rows)
+
+
+def compare_replays(step: Callable[[Tensor, Tensor], Tensor], rows: int) -> None:
+    """Capture a step and compare replays on new inputs with calls one by one."""
+    x, residual = gpu(rows, 1024), torch.zeros(rows, 1024, dtype=BF16, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step(x, residual)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = step(x, residual.zero_())
+        for seed in range(20):
+            new = gpu(rows, 1024, seed=seed)
+            x.copy_(new)
+            graph.replay()
+            alone = step(new, torch.zeros_like(residual))
+            stream.synchronize()
+            assert torch.equal(captured, alone)
