@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from minisgl.errors import RequestError
 from minisgl.sampling_params import SamplingParams
+from minisgl_server.chat.display import Display, MarkdownDisplay, PlainDisplay, split_blocks
 from minisgl_server.chat.session import ChatSession, talk
 
 
@@ -41,10 +45,26 @@ def session(echo: Echo) -> ChatSession:
     return ChatSession(echo, SamplingParams())
 
 
+class Shown(Display):
+    """Keeps what is shown and told."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.told: list[str] = []
+
+    def piece(self, text: str) -> None:
+        self.text += text
+
+    def finish(self) -> None:
+        self.text += "\n"
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+
 def say(session: ChatSession, *lines: str) -> tuple[str, list[str]]:
     """What is shown and told for some lines of input."""
-    shown: list[str] = []
-    told: list[str] = []
+    display = Shown()
     inputs = iter(lines)
 
     def read() -> str:
@@ -53,8 +73,8 @@ def say(session: ChatSession, *lines: str) -> tuple[str, list[str]]:
         except StopIteration:
             raise EOFError from None
 
-    talk(session, read, shown.append, told.append)
-    return "".join(shown), told
+    talk(session, read, display)
+    return display.text, display.told
 
 
 def test_the_conversation_is_remembered(session: ChatSession, echo: Echo) -> None:
@@ -75,7 +95,7 @@ def test_a_backslash_goes_on_in_the_next_line(session: ChatSession, echo: Echo) 
 
 def test_a_stopped_answer_is_kept_and_a_failed_question_is_not(session: ChatSession) -> None:
     shown, told = say(session, "a stop b", "c fail")
-    assert shown == "a [stopped]\nc"
+    assert shown == "a [stopped]\nc\n"
     assert told == ["prompt: too long"]
     assert [m["content"] for m in session.messages] == ["a stop b", "a"]
 
@@ -98,6 +118,55 @@ def test_a_command_that_cannot_be_is_told(session: ChatSession, line: str) -> No
 
 def test_leaving_ends_the_conversation(session: ChatSession) -> None:
     assert say(session, "/exit", "not read") == ("", [])
+
+
+def rendered(*pieces: str) -> str:
+    console = Console(file=StringIO(), force_terminal=True, width=40, height=10)
+    display = MarkdownDisplay(console)
+    for piece in pieces:
+        display.piece(piece)
+    display.finish()
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_markdown_is_rendered_while_it_grows() -> None:
+    text = rendered("# Ti", "tle\n\nSome **bo", "ld** text\n\n", "```python\nx = 1\n", "```\n")
+    assert "**" not in re.sub(r"\x1b\[\?25[lh]", "", text).split("Title")[-1].split("bold")[-1]
+    assert "\x1b[1mbold\x1b[0m" in text
+    assert "```" not in text
+
+
+def test_an_answer_longer_than_the_screen_is_there_in_full() -> None:
+    paragraphs = [f"paragraph {i}" for i in range(40)]
+    text = rendered(*("\n\n".join(paragraphs)))
+    # Each was printed for good, which no later control sequence takes back.
+    assert [p for p in paragraphs if f"{p} " not in text and f"{p}\n" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "done"),
+    [
+        ("one\n\n", ""),  # a list may follow
+        ("one\n\ntwo", "one\n\n"),
+        ("- one\n\n- two", ""),
+        ("```\na\n\nb", ""),
+        ("```\na\n\nb\n```\n\nc", "```\na\n\nb\n```\n\n"),
+        ("1. a\n\n   b\n\nc\n\nd", "1. a\n\n   b\n\nc\n\n"),
+    ],
+)
+def test_blocks_are_complete_when_nothing_can_change_them(text: str, done: str) -> None:
+    assert split_blocks(text) == (done, text[len(done) :])
+
+
+def test_plain_text_goes_out_as_it_is() -> None:
+    output = StringIO()
+    display = PlainDisplay(output)
+    for piece in ("**a", "** b"):
+        display.piece(piece)
+    display.finish()
+    display.finish()  # nothing was shown since
+    assert output.getvalue() == "**a** b\n"
 
 
 @pytest.mark.parametrize(

@@ -6,36 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.answers import HELLO, chat, complete, stream
 from tests.server.server_process import events
 
 Json = dict[str, Any]  # JSON
 
-HELLO = [{"role": "user", "content": "Hello"}]
 GREEDY: Json = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-def chat(http: httpx.Client, **body: Any) -> Json:  # JSON
-    response = http.post("/v1/chat/completions", json={"messages": HELLO} | body)
-    assert response.status_code == 200, response.text
-    answer: Json = response.json()
-    return answer
-
-
-def complete(http: httpx.Client, **body: Any) -> Json:  # JSON
-    response = http.post("/v1/completions", json={"prompt": "The capital"} | body)
-    assert response.status_code == 200, response.text
-    answer: Json = response.json()
-    return answer
-
-
-def stream(http: httpx.Client, path: str, **body: Any) -> list[Json]:  # JSON
-    """All chunks of a stream that ends as it should."""
-    response = http.post(path, json=body | {"stream": True})
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *chunks, done = events(response.text)
-    assert done == "[DONE]"
-    return [json.loads(chunk) for chunk in chunks]
 
 
 def test_a_chat_has_openais_shape(http: httpx.Client) -> None:

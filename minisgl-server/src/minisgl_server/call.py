@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from minisgl.message.text import FinishedText, TextLogprob
@@ -17,12 +17,14 @@ class Piece(NamedTuple):
         text: New text, maybe none.
         logprob: Of the token behind it.
         end: The terminal result; then nothing more comes of this sequence.
+        prompt_logprobs: Of the next prompt tokens, where they were asked for.
     """
 
     number: int
-    text: str
-    logprob: TextLogprob | None
-    end: FinishedText | None
+    text: str = ""
+    logprob: TextLogprob | None = None
+    end: FinishedText | None = None
+    prompt_logprobs: Sequence[TextLogprob] = ()
 
 
 class Call:

@@ -59,6 +59,7 @@ class EngineFacts:
         vocab_size: Token ids are below this.
         num_pages: KV pages.
         page_size: Tokens of a page.
+        max_open_reqs: Sequences that may run and wait together, or ``None`` for no limit.
     """
 
     model: str
@@ -68,6 +69,7 @@ class EngineFacts:
     vocab_size: int
     num_pages: int
     page_size: int
+    max_open_reqs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,12 @@ class EngineClient:
     watches them calls `fail`.
     """
 
-    def __init__(self, endpoints: Endpoints, metrics: Metrics, max_queued: int | None) -> None:
+    def __init__(self, endpoints: Endpoints, metrics: Metrics) -> None:
         """Bind and connect; workers need not run yet.
 
         Args:
             endpoints: Where everyone listens.
             metrics: Told about tokens and ends.
-            max_queued: Sequences that may wait beyond those that can run.
         """
         codec = wire_codec()
         self._context: zmq.Context[Any] = zmq.Context()  # Any: its sockets are of a private type
@@ -125,7 +126,6 @@ class EngineClient:
             else [self._detokenizer]
         )
         self._metrics = metrics
-        self._max_queued = max_queued
         self._max_open: int | None = None
         self._uids = count(1)
         self._open: dict[int, _Sequence] = {}
@@ -141,8 +141,7 @@ class EngineClient:
 
     def attach(self, facts: EngineFacts) -> None:
         """Begin to receive, on the running loop, and tell tokenizers what the engine can take."""
-        if self._max_queued is not None:
-            self._max_open = facts.max_running_reqs + self._max_queued
+        self._max_open = facts.max_open_reqs
         limits = LimitsMsg(facts.max_seq_len, facts.vocab_size)
         for tokenizer in self._tokenizers:
             tokenizer.send([limits])
@@ -301,6 +300,10 @@ class EngineClient:
 
     def _dispatch(self, message: TextMsg) -> None:
         now_s = time.monotonic()
+        for uid, logprobs in message.prompt_logprobs.items():
+            sequence = self._open.get(uid)
+            if sequence is not None:
+                sequence.call.put(Piece(sequence.index, prompt_logprobs=logprobs))
         for i, (uid, text) in enumerate(zip(message.uids, message.texts, strict=True)):
             sequence = self._open.get(uid)
             if sequence is None:
@@ -312,7 +315,7 @@ class EngineClient:
                 sequence.last_s = now_s
             logprob = message.logprobs.get(i)
             if text or logprob is not None:
-                sequence.call.put(Piece(sequence.index, text, logprob, None))
+                sequence.call.put(Piece(sequence.index, text, logprob))
         for finished in message.finished:
             self._finish(finished)
 
@@ -320,7 +323,7 @@ class EngineClient:
         sequence = self._open.pop(finished.uid, None)
         if sequence is not None:
             self._metrics.on_end(finished, time.monotonic() - sequence.call.start_s)
-            sequence.call.put(Piece(sequence.index, "", None, finished))
+            sequence.call.put(Piece(sequence.index, end=finished))
 
     def _refuse(self, message: RefusedMsg) -> None:
         for uid in message.uids:

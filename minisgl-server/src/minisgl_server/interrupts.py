@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 EXIT_INTERRUPTED = 130  # what a shell reports for SIGINT
@@ -18,24 +18,21 @@ class Interrupts:
     Attributes:
         is_asked: Whether a signal has come.
         on_ask: Called with the signal's name when the first one comes; may be replaced.
+        last_acts: Run, the newest first, before the process ends at once; may be added to.
     """
 
-    def __init__(self, last_acts: Sequence[Callable[[], None]]) -> None:
-        """Prepare.
-
-        Args:
-            last_acts: Run in order before the process ends at once.
-        """
+    def __init__(self) -> None:
+        """Prepare."""
         self.is_asked = False
         self.on_ask: Callable[[str], None] = lambda name: None
-        self._last_acts = last_acts
+        self.last_acts: list[Callable[[], None]] = []
         self._before: dict[signal.Signals, object] = {}
 
     def handle(self, number: int) -> None:
         """Take a signal."""
         if self.is_asked:
             try:
-                for act in self._last_acts:
+                for act in reversed(self.last_acts):
                     act()
             finally:
                 os._exit(EXIT_INTERRUPTED)

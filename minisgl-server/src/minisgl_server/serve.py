@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,38 +54,66 @@ def run(context: CommandContext) -> int:
     started_s = time.monotonic()
     template = _read_template(own)
     with ExitStack() as stack:
-        listener = Listener(own)
-        stack.callback(listener.close)
-        folder = stack.enter_context(SocketFolder())
-        endpoints = Endpoints(folder.path, own.num_tokenizer)
-        metrics = Metrics()
-        client = EngineClient(endpoints, metrics, settings.scheduler.max_queued_requests)
-        stack.callback(client.close)
-        group = WorkerGroup(settings, endpoints, log)
-        stack.callback(group.kill)
-        interrupts = stack.enter_context(Interrupts([group.kill, folder.remove, listener.close]))
-        ready = group.wait_until_ready(own.startup_timeout_s, lambda: interrupts.is_asked)
+        parts = _launch(settings, own, log, stack)
+        interrupts = parts.interrupts
+        ready = parts.group.wait_until_ready(own.startup_timeout_s, lambda: interrupts.is_asked)
         if interrupts.is_asked:
             return EXIT_INTERRUPTED
-        facts = _facts(ready["scheduler 0"])
-        state = ServerState(
-            settings=own,
-            client=client,
-            facts=facts,
-            metrics=metrics,
-            names=_names(own, settings, facts),
-            versions=dict(context.plugins.catalog.versions),
-            chat_template=template,
-            created=int(time.time()),
-        )
-        metrics.set_model(state.names[0])
+        state = _state(context, parts, _facts(ready["scheduler 0"]), template)
         app = create_app(state, server_routes(context.plugins.hooks))
         _announce(state, time.monotonic() - started_s)
-        code = HttpServer(app, state, listener, group, interrupts).run()
-        if client.failure is None:
-            client.send_exit()
-            group.stop(_EXIT_TIMEOUT_S)
+        code = HttpServer(app, state, parts.listener, parts.group, interrupts).run()
+        if parts.client.failure is None:
+            parts.client.send_exit()
+            parts.group.stop(_EXIT_TIMEOUT_S)
         return code
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a server has besides its application; ends with the stack that it was put on."""
+
+    listener: Listener
+    metrics: Metrics
+    client: EngineClient
+    group: WorkerGroup
+    interrupts: Interrupts
+
+
+def _launch(settings: Settings, own: ServerSettings, log: LogOptions, stack: ExitStack) -> _Parts:
+    """Take the port, then start the workers; each part is taken back when ``stack`` unwinds."""
+    interrupts = stack.enter_context(Interrupts())
+    listener = Listener(own)
+    stack.callback(listener.close)
+    folder = stack.enter_context(SocketFolder())
+    endpoints = Endpoints(folder.path, own.num_tokenizer)
+    metrics = Metrics()
+    client = EngineClient(endpoints, metrics)
+    stack.callback(client.close)
+    group = WorkerGroup(settings, endpoints, log)
+    stack.callback(group.kill)
+    interrupts.last_acts += [listener.close, folder.remove, group.kill]
+    return _Parts(listener, metrics, client, group, interrupts)
+
+
+def _state(
+    context: CommandContext, parts: _Parts, facts: EngineFacts, template: str | None
+) -> ServerState:
+    """Put together what the routes share."""
+    settings = context.filled_settings
+    own = settings.section(ServerSettings)
+    state = ServerState(
+        settings=own,
+        client=parts.client,
+        facts=facts,
+        metrics=parts.metrics,
+        names=_names(own, settings, facts),
+        versions=dict(context.plugins.catalog.versions),
+        chat_template=template,
+        created=int(time.time()),
+    )
+    parts.metrics.set_model(state.names[0])
+    return state
 
 
 def _facts(ready: ReadyMsg) -> EngineFacts:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from minisgl.errors import CapacityError, RequestError
 from minisgl.message.text import ChatPrompt
+from minisgl.sampling_params import SamplingParams
 from minisgl_server.api.answer import AnswerOptions, EventStream, answer_at_once
 from minisgl_server.api.errors import ApiError, overloaded, unavailable
 from minisgl_server.api.params import from_request_error, sampling_params
 from minisgl_server.api.requests import read_model
 from minisgl_server.api.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from minisgl_server.api.shapes import ChatShape, CompletionShape, Shape
+from minisgl_server.api.shapes import ChatShape, CompletionShape, Echo, Shape
 from minisgl_server.call import Call
 from minisgl_server.engine_client import Prompt, Submission
 from minisgl_server.state import ServerState
@@ -36,21 +35,22 @@ class CompletionRoutes:
         body = await read_model(request, ChatRequest, self._state.settings.max_body_size)
         prompt = chat_prompt(body, self._state.chat_template)
         self._check(body)
+        params = sampling_params(body, self._state.settings.max_choices)
         shape = ChatShape(self._state.names[0])
-        return await self._answer(request, body, [prompt], shape, ())
+        return await self._answer(request, body, params, [prompt], shape)
 
     async def complete(self, request: Request) -> Response:
         """Complete prompts."""
         body = await read_model(request, CompletionRequest, self._state.settings.max_body_size)
         prompts = _prompts(body.prompt, self._state.settings.max_prompts)
         self._check(body)
-        if body.echo and body.logprobs is not None:
-            raise ApiError(
-                400, "echo: log-probabilities of the prompt are not supported", param="echo"
-            )
-        echoes = await self._echoes(prompts, body.n or 1) if body.echo else []
-        shape = CompletionShape(self._state.names[0])
-        return await self._answer(request, body, prompts, shape, echoes)
+        params = sampling_params(body, self._state.settings.max_choices)
+        echoes: list[Echo] = []
+        if body.echo:
+            prompts, echoes = await self._echoes(body, prompts)
+        echoes = [echo for echo in echoes for _ in range(params.n)]
+        shape = CompletionShape(self._state.names[0], echoes)
+        return await self._answer(request, body, params, prompts, shape)
 
     def _check(self, body: GenerationRequest) -> None:
         """Refuse what no parameter by itself is wrong with."""
@@ -62,62 +62,41 @@ class CompletionRoutes:
         self,
         request: Request,
         body: GenerationRequest,
+        params: SamplingParams,
         prompts: Sequence[Prompt],
         shape: Shape,
-        echoes: Sequence[str],
     ) -> Response:
-        settings = self._state.settings
-        params = sampling_params(body, settings.max_choices)
+        timeout_s = self._state.settings.request_timeout_s
         is_special = body.add_special_tokens is not False
-        submission = Submission(
-            prompts, params, body.priority or 0, settings.request_timeout_s, is_special
-        )
+        submission = Submission(prompts, params, body.priority or 0, timeout_s, is_special)
         options = AnswerOptions(
             num_choices=params.n,
             has_logprobs=params.logprobs is not None,
             has_usage=bool(body.stream_options and body.stream_options.include_usage),
-            keep_alive_s=settings.keep_alive_s,
-            echoes=echoes,
         )
         call = submit(self._state, submission)
-        self._state.calls[shape.id] = call
         if body.stream:
-            return _Registered(EventStream(call, shape, options), self._state, shape.id)
-        async with registered(self._state, shape.id):
-            return await answer_at_once(request, call, shape, options)
+            return EventStream(self._state, call, shape, options)
+        return await answer_at_once(request, self._state, call, shape, options)
 
-    async def _echoes(self, prompts: Sequence[Prompt], num_choices: int) -> list[str]:
-        """Return each prompt's text, once per choice."""
-        texts = []
+    async def _echoes(
+        self, body: CompletionRequest, prompts: Sequence[Prompt]
+    ) -> tuple[list[Prompt], list[Echo]]:
+        """Return each prompt and its text; as token ids where each of these is to be told."""
+        client, is_special = self._state.client, body.add_special_tokens is not False
+        told: list[Prompt] = []
+        echoes = []
         for prompt in prompts:
+            text = prompt
             if isinstance(prompt, list):
-                texts.append(await asking(self._state.client.decode(prompt)))
-            else:
-                texts.append(str(prompt))
-        return [text for text in texts for _ in range(num_choices)]
-
-
-class _Registered(Response):
-    """A stream that is listed under its id while it runs."""
-
-    def __init__(self, inner: EventStream, state: ServerState, answer_id: str) -> None:
-        super().__init__()
-        self._inner = inner
-        self._state = state
-        self._id = answer_id
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with registered(self._state, self._id):
-            await self._inner(scope, receive, send)
-
-
-@asynccontextmanager
-async def registered(state: ServerState, answer_id: str) -> AsyncIterator[None]:
-    """Take an answer off the list at the end."""
-    try:
-        yield
-    finally:
-        state.calls.pop(answer_id, None)
+                text = await asking(client.decode(prompt))
+            first = None
+            if body.logprobs is not None:
+                reply = await asking(client.count(prompt, is_special))
+                prompt, first = reply.token_ids, next(iter(reply.tokens), "")
+            told.append(prompt)
+            echoes.append(Echo(str(text), first))
+        return told, echoes
 
 
 def submit(state: ServerState, submission: Submission) -> Call:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from minisgl_server.api.answer import DONE, check_end, event, leaving_with_client
+from minisgl_server.api.answer import check_end
 from minisgl_server.api.completions import submit
-from minisgl_server.api.errors import ApiError
 from minisgl_server.api.params import checked_params
 from minisgl_server.api.requests import read_model
 from minisgl_server.api.schemas import GenerateRequest
-from minisgl_server.call import Call
+from minisgl_server.api.stream import DONE, CallStream, new_id
+from minisgl_server.call import Call, Piece
 from minisgl_server.engine_client import Submission
 from minisgl_server.state import ServerState
 
@@ -36,46 +37,25 @@ class GenerateRoute:
             top_p=body.top_p,
         )
         submission = Submission([body.prompt], params, deadline_s=settings.request_timeout_s)
-        return _TextStream(submit(self._state, submission))
+        return _TextStream(self._state, submit(self._state, submission))
 
 
-class _TextStream(Response):
+class _TextStream(CallStream):
     """Each piece of text as the data of an event; ends with ``[DONE]``."""
 
-    def __init__(self, call: Call) -> None:
-        super().__init__(media_type="text/event-stream")
-        del self.headers["content-length"]
-        self._call = call
-        self._is_started = False
+    def __init__(self, state: ServerState, call: Call) -> None:
+        super().__init__(state, call, new_id("gen"))
+        self._has_ended = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with leaving_with_client(receive, self._call):
-                await self._run(send)
-        except ApiError as error:
-            if not self._is_started:
-                raise
-            await _send(send, event(error.body()), is_last=True)
+    def events_of(self, pieces: list[Piece]) -> bytes:
+        for piece in pieces:
+            if piece.end is not None:
+                check_end(piece.end)
+                self._has_ended = True
+        text = "".join(piece.text for piece in pieces)
+        # The end of a line inside an event's data is written as the start of another data line.
+        lines = "\n".join(f"data: {line}" for line in re.split(r"\r\n|\r|\n", text))
+        return f"{lines}\n\n".encode() if text else b""
 
-    async def _run(self, send: Send) -> None:
-        has_ended = False
-        while pieces := await self._call.next():
-            text = "".join(piece.text for piece in pieces)
-            for piece in pieces:
-                if piece.end is not None:
-                    check_end(piece.end)
-                    has_ended = True
-            if not self._is_started:
-                self._is_started = True
-                start = {"type": "http.response.start", "status": 200}
-                await send(start | {"headers": self.raw_headers})
-            if text:
-                # A line feed inside an event's data is written as the start of another data line.
-                lines = "\n".join(f"data: {line}" for line in text.split("\n"))
-                await _send(send, f"{lines}\n\n".encode())
-        if has_ended:
-            await _send(send, DONE, is_last=True)
-
-
-async def _send(send: Send, body: bytes, is_last: bool = False) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+    def closing(self) -> bytes | None:
+        return DONE if self._has_ended else None

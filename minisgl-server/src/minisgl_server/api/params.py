@@ -36,6 +36,8 @@ def sampling_params(body: GenerationRequest, max_choices: int) -> SamplingParams
         given["logit_bias"] = _biases(body.logit_bias)
     given["logprobs"] = _logprobs(body)
     given["max_tokens"] = _max_tokens(body)
+    if isinstance(body, CompletionRequest) and body.echo:
+        given["prompt_logprobs"] = _prompt_logprobs(body)
     return checked_params(**given)
 
 
@@ -69,8 +71,10 @@ def _max_tokens(body: GenerationRequest) -> int | None:
         limit, name = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         return body.default_max_tokens
-    if limit < 1:
-        raise ApiError(400, f"{name} {limit}: must be at least 1", param=name)
+    has_echo = isinstance(body, CompletionRequest) and bool(body.echo)
+    lowest = 0 if has_echo else 1
+    if limit < lowest:
+        raise ApiError(400, f"{name} {limit}: must be at least {lowest}", param=name)
     return min(limit, 2**31 - 1)
 
 
@@ -88,6 +92,11 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
         if not re.fullmatch(r"[0-9]{1,10}", name):
             raise ApiError(400, f"logit_bias: {name!r} is not a token id", param="logit_bias")
     return {int(name): bias for name, bias in biases.items()}
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """Return what to ask about the prompt; nothing may follow it only if that is asked."""
+    return 0 if body.logprobs is None and body.max_tokens == 0 else body.logprobs
 
 
 def _logprobs(body: GenerationRequest) -> int | None:

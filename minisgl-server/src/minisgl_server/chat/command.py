@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from minisgl.errors import RequestError
 from minisgl.plugin.commands import CommandContext
 from minisgl.sampling_params import SamplingParams
+from minisgl_server.chat.display import open_display
 from minisgl_server.chat.session import ChatSession, talk
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ def run(context: CommandContext) -> int:
     is_terminal = sys.stdin.isatty()
     with LLM(**context.filled_settings.given) as llm:
         session = ChatSession(LLMAnswers(llm), params, context.arguments.system or "")
+        display = open_display()
         if is_terminal:
-            _tell(f"{context.filled_settings.model.model} is ready; /help lists commands")
-        talk(session, _terminal_reader() if is_terminal else _pipe_reader(), _show, _tell)
+            display.tell(f"{context.filled_settings.model.model} is ready; /help lists commands")
+        talk(session, _terminal_reader() if is_terminal else _pipe_reader(), display)
     return 0
 
 
@@ -70,6 +72,7 @@ def _terminal_reader() -> Callable[[], str]:
     # A pipe needs none of it.
     from prompt_toolkit import PromptSession  # noqa: PLC0415
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory  # noqa: PLC0415
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent  # noqa: PLC0415
 
     path = _HISTORY.expanduser()
     history: History
@@ -79,8 +82,14 @@ def _terminal_reader() -> Callable[[], str]:
         history = FileHistory(str(path))
     except OSError:
         history = InMemoryHistory()
-    session: PromptSession[str] = PromptSession(history=history)
-    return lambda: session.prompt("> ")
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    session: PromptSession[str] = PromptSession(history=history, key_bindings=keys)
+    return lambda: session.prompt("> ", prompt_continuation="  ")
 
 
 def _pipe_reader() -> Callable[[], str]:
@@ -93,15 +102,3 @@ def _pipe_reader() -> Callable[[], str]:
         return line.rstrip("\n")
 
     return read
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _tell(text: str) -> None:
-    """Write a line that is no answer, so not to stdout."""
-    is_colored = sys.stderr.isatty()
-    sys.stderr.write(f"\x1b[2m{text}\x1b[0m\n" if is_colored else f"{text}\n")
-    sys.stderr.flush()

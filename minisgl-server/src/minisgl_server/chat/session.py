@@ -10,6 +10,7 @@ from typing import Protocol
 
 from minisgl.errors import MinisglError, RequestError
 from minisgl.sampling_params import SamplingParams
+from minisgl_server.chat.display import Display
 
 Message = dict[str, str]
 
@@ -21,7 +22,8 @@ HELP = """\
 /load FILE     go on with one that was saved
 /help          this list
 /exit          leave; so does Ctrl-D
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one, and so does one that
+ends with Alt+Enter."""
 
 
 class Answerer(Protocol):
@@ -141,16 +143,14 @@ def _path(name: str, argument: str) -> Path:
 def talk(
     session: ChatSession,
     read: Callable[[], str],
-    show: Callable[[str], None],
-    tell: Callable[[str], None],
+    display: Display,
 ) -> None:
     """Go on until the input ends.
 
     Args:
         session: The conversation.
         read: Returns the next input; raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C.
-        show: Takes pieces of answers.
-        tell: Takes lines about them.
+        display: Shows answers, and lines about them.
     """
     while True:
         try:
@@ -158,16 +158,23 @@ def talk(
             if not text.strip():
                 continue
             if text.startswith("/"):
-                tell(session.command(text))
+                display.tell(session.command(text))
             else:
-                session.ask(text, show)
-                show("\n")
+                _ask(session, text, display)
         except EOFError:
             return
         except KeyboardInterrupt:
-            tell("(Ctrl-D or /exit leaves)")
+            display.tell("(Ctrl-D or /exit leaves)")
         except MinisglError as error:
-            tell(str(error))
+            display.tell(str(error))
+
+
+def _ask(session: ChatSession, text: str, display: Display) -> None:
+    """Show an answer, and leave the display in order whatever happens to it."""
+    try:
+        session.ask(text, display.piece)
+    finally:
+        display.finish()
 
 
 def _joined(read: Callable[[], str]) -> str:
