@@ -113,7 +113,7 @@ def test_a_reader_that_has_gone_is_no_traceback(site: Site) -> None:
             "model: is missing; give it as --model, MINISGL_MODEL or the key model",
         ),
         (["version", "x"], "x: minisgl version takes no further argument"),
-        (["plugins", "x"], "minisgl plugins x: may be doctor"),
+        (["plugins", "x"], "minisgl plugins x: may be doctor or new"),
         (
             ["plugins", "--dtype", "int8"],
             "--dtype int8: must be one of auto, float32, float16, bfloat16",

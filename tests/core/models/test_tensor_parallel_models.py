@@ -12,7 +12,7 @@ import torch
 
 from minisgl.errors import ModelError
 from minisgl.models.config import normalize_config
-from tests.core.layers.thread_ranks import ThreadComm, run_ranks
+from minisgl.testing.thread_ranks import ThreadComm, run_ranks
 from tests.core.models.model_harness import Runner, build_model, torch_kernels
 from tests.core.models.test_logits_match_hf import random_prompts
 from tests.tiny_models import ARCHITECTURES, TinyModel, build_tiny_model, hf_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from minisgl.attention.contract import AttentionBackend, AttentionConfig
 from minisgl.attention.pair import PairAttentionBackend
 from minisgl.config.load import Settings
+from minisgl.config.placement import Placement
 from minisgl.core import Context
 from minisgl.device import pick_device, set_cpu_threads
 from minisgl.distributed.contract import CommConfig, Communicator
@@ -19,6 +21,7 @@ from minisgl.engine.backends import EngineBackends
 from minisgl.engine.contract import EngineLimits
 from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
+from minisgl.engine.agreement import check_nodes_agree
 from minisgl.engine.memory import MemoryBudget, count_pages
 from minisgl.engine.prefill_graph import launch_bound_tokens, prefill_graph_sizes
 from minisgl.errors import SettingsError
@@ -54,6 +57,7 @@ class EngineRequest:
         logits_processors: To run after those of hooks.
         rank: Tensor-parallel rank of this process.
         init_method: Rendezvous of the ranks; unused with one rank.
+        on_lost: See `CommConfig.on_lost`.
         show_progress: Whether to show bars on stderr.
     """
 
@@ -64,6 +68,7 @@ class EngineRequest:
     logits_processors: tuple[LogitsProcessor, ...] = ()
     rank: int = 0
     init_method: str = ""
+    on_lost: Callable[[], None] | None = None
     show_progress: bool = False
 
 
@@ -87,9 +92,10 @@ class _Builder:
         self._request = request
         self._settings = settings
         self._config = read_model_config(request.files.config, request.manager)
-        self._device = pick_device(settings.engine.device, request.rank)
+        placement = Placement.of(settings.engine)
+        self._device = pick_device(settings.engine.device, placement.local_rank(request.rank))
         if self._device.type == "cpu":
-            logger.debug("%d CPU threads", set_cpu_threads(settings.engine.tp))
+            logger.debug("%d CPU threads", set_cpu_threads(len(placement.ranks)))
         self._dtype = resolve_dtype(request.files.config, settings.model.dtype, self._device.type)
         self._backends = EngineBackends.resolve(
             request.manager, settings, self._config, self._device, self._dtype
@@ -104,6 +110,8 @@ class _Builder:
         started = time.perf_counter()
         hooks = self._request.manager.hooks
         comm = self._build_comm()
+        if self._settings.engine.nnodes > 1:
+            check_nodes_agree(comm, self._settings, self._dtype)
         kernels = self._build_kernels()
         model = self._load_model(kernels, comm)
         ctx, limits = self._build_context(model, kernels, comm)
@@ -120,6 +128,7 @@ class _Builder:
                 *logits_processors(hooks, info),
                 *self._request.logits_processors,
             ),
+            backends=self._backends.names(),
         )
         engine = Engine(parts, self._request.show_progress)
         notify_engine_ready(hooks, replace(info, start_s=time.perf_counter() - started))
@@ -151,6 +160,7 @@ class _Builder:
             init_method=self._request.init_method,
             timeout_s=self._settings.engine.distributed_timeout_s,
             settings=self._settings.plugin(backend.key),
+            on_lost=self._request.on_lost,
         )
         comm: Communicator = backend.build(config)
         return comm

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -85,9 +87,14 @@ class StepEngine(ABC):
     Steps run in the order in which they are launched, and each sees the tokens that the earlier
     ones sampled: a decode step reads its input from the device-side token pool, so that it can be
     launched before the host has seen the token.
+
+    Attributes:
+        limits: Its sizes.
+        backends: Name of what serves each kind; empty where nobody was chosen.
     """
 
     limits: EngineLimits
+    backends: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def forward_batch(self, batch: Batch) -> ForwardOutput:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class EngineParts:
         graph_sizes: Ascending decode batch sizes to capture.
         prefill_graph_sizes: Ascending numbers of prompt tokens to capture.
         logits_processors: Of hooks and of the caller; applied to every row, in order.
+        backends: Name of what serves each kind.
     """
 
     device: torch.device
@@ -49,6 +51,7 @@ class EngineParts:
     graph_sizes: tuple[int, ...] = ()
     prefill_graph_sizes: tuple[int, ...] = ()
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    backends: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Sampled(NamedTuple):
@@ -73,6 +76,7 @@ class Engine(StepEngine):
             show_progress: Whether to show a bar while graphs are captured.
         """
         self.limits = parts.limits
+        self.backends = parts.backends
         self.device = parts.device
         self._parts = parts
         self._ctx = parts.context
@@ -109,6 +113,9 @@ class Engine(StepEngine):
     def shutdown(self) -> None:
         """Wait for what runs, and leave the tensor-parallel group; safe to call twice."""
         self._stream.synchronize()
+        # First the graphs: NCCL waits for the end of those that it was captured in.
+        self._graphs.clear()
+        self._prefill_graphs.clear()
         self._ctx.comm.shutdown()
 
     def _prefill(self, batch: Batch) -> ForwardOutput:

@@ -119,6 +119,10 @@ class GraphRunner:
         graph.replay()
         return graph.output
 
+    def clear(self) -> None:
+        """Let go of them all."""
+        self._graphs.clear()
+
 
 def graph_sizes(max_batch_size: int) -> tuple[int, ...]:
     """Return the batch sizes to capture: 1, 2, 4, 8, 16, 24, … and the maximum itself.

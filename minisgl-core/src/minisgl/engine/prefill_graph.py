@@ -154,6 +154,10 @@ class PrefillGraphs:
         """Submit a step; see `PrefillGraph.replay`."""
         return self._graphs[size].replay(batch, num_tokens)
 
+    def clear(self) -> None:
+        """Let go of them all."""
+        self._graphs.clear()
+
 
 def prefill_graph_sizes(max_tokens: int) -> tuple[int, ...]:
     """Return the numbers of tokens to capture: multiples of 64, four to a doubling, and the last.

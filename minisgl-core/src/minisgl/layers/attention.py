@@ -66,6 +66,16 @@ class Attention(BaseOP):
         Returns:
             ``[num_rows, hidden_size]``.
         """
+        return self.o_proj.forward(self._attend(x, rope, rows))
+
+    def forward_part(
+        self, x: torch.Tensor, rope: RopeStep, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Do `forward` up to the sum over ranks; see `RowLinear.forward_part`."""
+        return self.o_proj.forward_part(self._attend(x, rope, rows))
+
+    def _attend(self, x: torch.Tensor, rope: RopeStep, rows: torch.Tensor | None) -> torch.Tensor:
+        """Return what the heads have gathered: ``[num_rows, num_qo_heads * head_dim]``."""
         ctx = get_global_ctx()
         batch = ctx.batch
         pool = ctx.kv_pool
@@ -88,4 +98,4 @@ class Attention(BaseOP):
         attended = ctx.attn_backend.forward(q, self._layer_id, batch)
         if rows is not None:
             attended = attended.index_select(0, rows)
-        return self.o_proj.forward(attended.flatten(1))
+        return attended.flatten(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -119,7 +120,10 @@ class QKVLinear(MergedColumnLinear):
 
 
 class GateUpLinear(MergedColumnLinear):
-    """The gate and up projections of an MLP: ``[num_tokens, 2 * intermediate_size]``."""
+    """The gate and up projections of an MLP and what joins them: ``act(gate(x)) * up(x)``.
+
+    Its result is ``[num_tokens, intermediate_size]``, the size being that of this rank.
+    """
 
     def __init__(self, build: ModelBuild, intermediate_size: int, has_bias: bool) -> None:
         """Cut the intermediate dimension over the ranks."""
@@ -128,6 +132,8 @@ class GateUpLinear(MergedColumnLinear):
         )
         parts = [Part(name, intermediate_size, shard) for name in ("gate_proj", "up_proj")]
         super().__init__(build, build.config.hidden_size, parts, has_bias)
+        pack = build.kernels.pack_gated_linear
+        self._pack_linear = partial(pack, activation=build.config.activation)
 
 
 class RowLinear(Linear):
@@ -154,8 +160,12 @@ class RowLinear(Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply ``[num_tokens, shard.size]`` to ``[num_tokens, out_features]``, all ranks'."""
-        y = self._packed(x)
+        y = self.forward_part(x)
         return self._all_reduce(y) if self._num_ranks > 1 else y
+
+    def forward_part(self, x: torch.Tensor) -> torch.Tensor:
+        """Do `forward` up to the sum over ranks, for whoever sums together with what follows."""
+        return self._packed(x)
 
 
 def _head_part(name: str, num_heads: int, shard: Shard, head_dim: int) -> Part:

@@ -24,13 +24,11 @@ class GatedMLP(BaseOP):
         shard = split_evenly("intermediate_size", size, build.comm.rank, build.comm.size)
         self.gate_up_proj = GateUpLinear(build, size, config.has_mlp_bias)
         self.down_proj = RowLinear(build, size, shard, config.has_mlp_bias)
-        kernels = build.kernels
-        self._act_and_mul = {
-            "silu": kernels.silu_and_mul,
-            "gelu": kernels.gelu_and_mul,
-            "gelu_tanh": kernels.gelu_tanh_and_mul,
-        }[config.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute ``[num_tokens, hidden_size]`` to the same."""
-        return self.down_proj.forward(self._act_and_mul(self.gate_up_proj.forward(x)))
+        return self.down_proj.forward(self.gate_up_proj.forward(x))
+
+    def forward_part(self, x: torch.Tensor) -> torch.Tensor:
+        """Do `forward` up to the sum over ranks; see `RowLinear.forward_part`."""
+        return self.down_proj.forward_part(self.gate_up_proj.forward(x))

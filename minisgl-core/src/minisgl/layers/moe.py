@@ -124,7 +124,11 @@ class SparseMLP(BaseOP):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute ``[num_tokens, hidden_size]`` to the same."""
+        y = self.forward_part(x)
+        return self._all_reduce(y) if self._num_ranks > 1 else y
+
+    def forward_part(self, x: torch.Tensor) -> torch.Tensor:
+        """Do `forward` up to the sum over ranks; see `RowLinear.forward_part`."""
         experts = self.experts
         logits = self.gate.forward(x)  # [num_tokens, num_experts]
-        y = get_global_ctx().moe_backend.forward(x, logits, experts.gate_up, experts.down)
-        return self._all_reduce(y) if self._num_ranks > 1 else y
+        return get_global_ctx().moe_backend.forward(x, logits, experts.gate_up, experts.down)

@@ -102,6 +102,11 @@ def normalize_config(
 ) -> ModelConfig:
     """Read a config.json.
 
+    Architectures of other distributions are read by the fields that are most common: those of
+    Llama, ``attention_bias``, ``mlp_bias`` and ``use_qk_norm``, and where ``use_sliding_window`` is
+    set ``sliding_window`` for the layers of ``layer_types``. `BackendSpec.adapt_config` brings
+    other spellings and defaults into this form.
+
     Args:
         config: Its content.
         architectures: Class names that can be run: those of the core, or of all installed
@@ -111,7 +116,7 @@ def normalize_config(
         ModelError: The architecture is not among them, the weights are quantised, a required
             field is missing, or a field has a value that we cannot run; the message names it.
     """
-    architecture = _architecture(config, architectures)
+    architecture = architecture_of(config, architectures)
     family = FAMILIES.get(architecture, GENERIC)
     _refuse_quantized(config)
     fields = Fields(config, family.defaults)
@@ -145,7 +150,7 @@ def normalize_config(
         has_qkv_bias=_decide(family.qkv_bias, fields, "attention_bias"),
         has_o_bias=_decide(family.o_bias, fields, "attention_bias"),
         has_mlp_bias=_decide(family.mlp_bias, fields, "mlp_bias"),
-        has_qk_norm=family.has_qk_norm,
+        has_qk_norm=_decide(family.has_qk_norm, fields, "use_qk_norm"),
         windows=_windows(fields, family, num_layers),
         moe=_moe(fields, family, num_layers),
         eos_token_ids=_eos_token_ids(config),
@@ -153,8 +158,12 @@ def normalize_config(
     )
 
 
-def _architecture(config: Mapping[str, Any], known: Collection[str]) -> str:
-    """Return the class name, from ``architectures`` or else from ``model_type``."""
+def architecture_of(config: Mapping[str, Any], known: Collection[str]) -> str:
+    """Return the class name, from ``architectures`` or else from ``model_type``.
+
+    Raises:
+        ModelError: It is not among ``known``.
+    """
     named = config.get("architectures")
     if named:
         architecture = str(named[0])

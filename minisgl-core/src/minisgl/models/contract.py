@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -66,6 +66,21 @@ class Model(BaseOP):
     head_dim: int
     vocab_size: int
     layers_attention: tuple[LayerAttention, ...]
+
+    @classmethod
+    def tiny_config(cls) -> dict[str, Any]:  # Any: free-form JSON
+        """Return the config.json of a small model, which the conformance suite builds.
+
+        A few layers of some dozen channels, a vocabulary of some hundred tokens, at least 96
+        positions, head counts that two ranks can share, and whatever sets the architecture apart
+        switched on. With ``model_type``, where transformers knows the architecture, the suite also
+        compares with it; where ``tie_word_embeddings`` is named, it tries both values.
+        ``architectures`` may be left out.
+
+        Raises:
+            NotImplementedError: The architecture does not say.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no tiny_config")
 
     @abstractmethod
     def forward(self) -> torch.Tensor:

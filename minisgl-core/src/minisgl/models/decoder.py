@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from minisgl.layers.rotary import RopeStep, RotaryEmbedding
 from minisgl.layers.shard import split_heads
 from minisgl.models.config import ModelConfig
 from minisgl.models.contract import Model, ModelBuild
+from minisgl.models.families import FAMILIES, GENERIC
 
 BuildMLP = Callable[[ModelBuild, int], GatedMLP | SparseMLP]
 """Makes the MLP of one layer, by layer id."""
@@ -43,25 +45,27 @@ class DecoderLayer(BaseOP):
         """Compute one layer.
 
         Args:
-            x: ``[num_tokens, hidden_size]``, the last layer's output, or the embedding.
+            x: ``[num_tokens, hidden_size]``, the last layer's output, or the embedding; of an
+                output each rank has a part, the sum of which is meant.
             residual: ``[num_tokens, hidden_size]`` to add to it; ``None`` in the first layer.
             rope: This step's rotation.
             rows: ``[num_rows]`` int64, in the last layer of a prefill: the tokens whose logits
                 are wanted, past attention the only ones that are computed.
 
         Returns:
-            Output and residual, ``[num_rows, hidden_size]`` each; their sum goes on.
+            Output and residual, ``[num_rows, hidden_size]`` each; their sum goes on. Of the output
+            this is the rank's part.
         """
         if residual is None:
             residual = x
             x = self.input_layernorm.forward(x)
         else:
-            x, residual = self.input_layernorm.forward_add(x, residual)
-        x = self.self_attn.forward(x, rope, rows)
+            x, residual = self.input_layernorm.forward_sum_add(x, residual)
+        x = self.self_attn.forward_part(x, rope, rows)
         if rows is not None:
             residual = residual.index_select(0, rows)
-        x, residual = self.post_attention_layernorm.forward_add(x, residual)
-        return self.mlp.forward(x), residual
+        x, residual = self.post_attention_layernorm.forward_sum_add(x, residual)
+        return self.mlp.forward_part(x), residual
 
 
 class Decoder(BaseOP):
@@ -91,7 +95,7 @@ class Decoder(BaseOP):
         for layer in self.layers[:-1]:
             x, residual = layer.forward(x, residual, rope)
         x, residual = self.layers[-1].forward(x, residual, rope, batch.sample_rows)
-        return self.norm.forward_add(x, residual)[0]
+        return self.norm.forward_sum_add(x, residual)[0]
 
 
 class DecoderModel(Model):
@@ -114,6 +118,26 @@ class DecoderModel(Model):
         self.layers_attention = _layers_attention(config)
         self.model = Decoder(build, self.build_mlp)
         self.lm_head = LMHead(build, self.model.embed_tokens if config.has_tied_head else None)
+
+    @classmethod
+    def tiny_config(cls) -> dict[str, Any]:  # Any: free-form JSON
+        """Return a small config.json; see `Model.tiny_config`."""
+        family = FAMILIES.get(cls.__name__, GENERIC)
+        return {
+            "model_type": family.model_type,
+            "vocab_size": 131,  # odd, so that ranks have padding
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": False,
+            **family.tiny,
+        }
 
     def build_mlp(self, build: ModelBuild, layer_id: int) -> GatedMLP | SparseMLP:
         """Make the MLP of a layer; a dense one unless an architecture says otherwise."""

@@ -23,12 +23,13 @@ class Family:
         qkv_bias: Whether q, k and v have biases; ``None``: ``attention_bias`` decides.
         o_bias: The same for the output projection.
         mlp_bias: The same for the MLP, by ``mlp_bias``.
-        has_qk_norm: Whether the heads of q and k are normed.
+        has_qk_norm: Whether the heads of q and k are normed, by ``use_qk_norm``.
         window: When ``sliding_window`` counts: ``"never"``, ``"always"``, or ``"flagged"``, with
             ``use_sliding_window``.
         window_start: Where no ``layer_types`` are given and the window is flagged, only layers
             from ``max_window_layers`` on have it; else all have.
         moe: Spelling of the expert fields, or ``None`` for a dense model.
+        tiny: Fields of the conformance suite's small model that set the architecture apart.
     """
 
     model_type: str = ""
@@ -36,13 +37,14 @@ class Family:
     qkv_bias: bool | None = None
     o_bias: bool | None = None
     mlp_bias: bool | None = None
-    has_qk_norm: bool = False
+    has_qk_norm: bool | None = False
     window: Literal["never", "always", "flagged"] = "never"
     window_start: bool = True
     moe: Literal["qwen", "mixtral"] | None = None
+    tiny: Mapping[str, Any] = field(default_factory=dict)  # JSON of any type
 
 
-GENERIC = Family(window="flagged")
+GENERIC = Family(has_qk_norm=None, window="flagged")
 """For architectures of other distributions: the options in the JSON decide."""
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -50,6 +52,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "LlamaForCausalLM": Family(
             model_type="llama",
             defaults={"max_position_embeddings": 2048},
+            tiny={"attention_bias": True, "mlp_bias": True},
         ),
         "MistralForCausalLM": Family(
             model_type="mistral",
@@ -62,6 +65,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             o_bias=False,
             mlp_bias=False,
             window="always",
+            tiny={"sliding_window": 20},
         ),
         "Qwen2ForCausalLM": Family(
             model_type="qwen2",
@@ -75,6 +79,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             o_bias=False,
             mlp_bias=False,
             window="flagged",
+            tiny={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
         ),
         "Qwen3ForCausalLM": Family(
             model_type="qwen3",
@@ -88,6 +93,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             mlp_bias=False,
             has_qk_norm=True,
             window="flagged",
+            tiny={"head_dim": 32, "attention_bias": True},
         ),
         "Qwen3MoeForCausalLM": Family(
             model_type="qwen3_moe",
@@ -104,6 +110,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             window="flagged",
             window_start=False,
             moe="qwen",
+            tiny={
+                "head_dim": 32,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48,
+                "mlp_only_layers": [1],
+                "norm_topk_prob": True,
+            },
         ),
         "MixtralForCausalLM": Family(
             model_type="mixtral",
@@ -120,6 +134,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             mlp_bias=False,
             window="always",
             moe="mixtral",
+            tiny={"num_local_experts": 4, "sliding_window": 20},
         ),
     }
 )
