@@ -14,15 +14,14 @@ from tests.fakes.attention_case import (
     AttentionCase,
     CaseShape,
     ReplayedDecode,
-    Row,
+    Step,
     assert_near,
     replay_by_calling,
 )
 
 GROUP_SIZES = (1, 2, 3, 5, 7, 8)
-SEQ_LENS = (1, 33, 256, 300, 17)
-PREFILL_ROWS = [Row(1, 0, 33), Row(2, 128, 200), Row(3, 299, 300), Row(0, 0, 1)]
-DECODE_ROWS = [Row(3, 299, 300), Row(0, 0, 1), Row(4, 16, 17), Row(2, 255, 256)]
+PREFILL_ROWS = [Step(1, 0, 33), Step(2, 128, 200), Step(3, 299, 300), Step(0, 0, 1)]
+DECODE_ROWS = [Step(3, 299, 300), Step(0, 0, 1), Step(4, 16, 17), Step(2, 255, 256)]
 
 # Generation and the page sizes that it allows.
 PAGED = [
@@ -42,7 +41,7 @@ def make_backend(case: AttentionCase, **settings: Any) -> AttentionBackend:
     return FlashAttentionBackend(case.config(FlashAttentionSettings(**settings)))
 
 
-def check_eager(case: AttentionCase, backend: AttentionBackend, rows: list[Row]) -> None:
+def check_eager(case: AttentionCase, backend: AttentionBackend, rows: list[Step]) -> None:
     is_prefill = rows is PREFILL_ROWS
     batch = case.prefill(rows) if is_prefill else case.decode(rows)
     q = case.queries(sum(row.seq_len - row.cached_len for row in rows))
@@ -51,17 +50,17 @@ def check_eager(case: AttentionCase, backend: AttentionBackend, rows: list[Row])
         out = backend.forward(q, layer_id, batch)
         assert out.dtype == case.shape.dtype
         assert out.is_contiguous()
-        assert_near(out, case.expected(q, rows, layer_id))
+        assert_near(out, case.expected_of(q, rows, layer_id))
 
 
 @pytest.mark.parametrize("rows", [PREFILL_ROWS, DECODE_ROWS], ids=["prefill", "decode"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("version", "page_size"), PAGED)
 def test_it_gives_the_reference_result(
-    install: Install, version: str, page_size: int, dtype: torch.dtype, rows: list[Row]
+    install: Install, version: str, page_size: int, dtype: torch.dtype, rows: list[Step]
 ) -> None:
     install(version)
-    case = AttentionCase(CaseShape(page_size=page_size, dtype=dtype), SEQ_LENS)
+    case = AttentionCase(CaseShape(page_size=page_size, dtype=dtype))
     check_eager(case, make_backend(case), rows)
 
 
@@ -71,7 +70,7 @@ def test_every_ratio_of_heads_is_served(
     install: Install, version: str, page_size: int, group_size: int
 ) -> None:
     install(version)
-    case = AttentionCase(CaseShape(num_qo_heads=2 * group_size, page_size=page_size), SEQ_LENS)
+    case = AttentionCase(CaseShape(num_qo_heads=2 * group_size, page_size=page_size))
     backend = make_backend(case)
     check_eager(case, backend, PREFILL_ROWS)
     check_eager(case, backend, DECODE_ROWS)
@@ -80,7 +79,7 @@ def test_every_ratio_of_heads_is_served(
 @pytest.mark.parametrize(("version", "page_size"), GENERATIONS)
 def test_each_layer_has_its_own_window(install: Install, version: str, page_size: int) -> None:
     install(version)
-    case = AttentionCase(CaseShape(windows=(-1, 31, 0), page_size=page_size), SEQ_LENS)
+    case = AttentionCase(CaseShape(windows=(-1, 31, 0), page_size=page_size))
     backend = make_backend(case)
     check_eager(case, backend, PREFILL_ROWS)
     check_eager(case, backend, DECODE_ROWS)
@@ -91,7 +90,7 @@ def test_graphs_of_padded_sizes_give_the_reference_result(
     install: Install, version: str, page_size: int
 ) -> None:
     install(version)
-    case = AttentionCase(CaseShape(page_size=page_size, windows=(-1, 20)), SEQ_LENS)
+    case = AttentionCase(CaseShape(page_size=page_size, windows=(-1, 20)))
     backend = make_backend(case)
     backend.init_graph(8)
     graphs = {size: ReplayedDecode(backend, case, size, replay_by_calling) for size in (8, 4, 2)}
@@ -99,13 +98,13 @@ def test_graphs_of_padded_sizes_give_the_reference_result(
         q = case.queries(len(rows))
         outs = graphs[size].run(rows, q)
         for layer_id, out in enumerate(outs):
-            assert_near(out[: len(rows)], case.expected(q, rows, layer_id))
+            assert_near(out[: len(rows)], case.expected_of(q, rows, layer_id))
             assert out.isfinite().all()
 
 
 def test_a_replay_follows_pages_that_the_engine_gave_out_after_planning(install: Install) -> None:
     install("4")
-    case = AttentionCase(CaseShape(), SEQ_LENS)
+    case = AttentionCase(CaseShape())
     backend = make_backend(case)
     backend.init_graph(4)
     graph = ReplayedDecode(backend, case, 4, replay_by_calling)
@@ -115,12 +114,12 @@ def test_a_replay_follows_pages_that_the_engine_gave_out_after_planning(install:
     table.fill_(case.pool.dummy_page)
     backend.prepare_for_replay(graph.load(case.decode(DECODE_ROWS), q))
     table.copy_(right)  # as an engine does whose graph begins with the new pages
-    assert_near(graph.replay()[0], case.expected(q, DECODE_ROWS))
+    assert_near(graph.replay()[0], case.expected_of(q, DECODE_ROWS))
 
 
 def test_nothing_is_planned_on_the_host_for_a_replay(install: Install) -> None:
     install("3")
-    case = AttentionCase(CaseShape(), SEQ_LENS)
+    case = AttentionCase(CaseShape())
     backend = make_backend(case)
     backend.init_graph(4)
     graph = ReplayedDecode(backend, case, 4, replay_by_calling)
@@ -128,12 +127,12 @@ def test_nothing_is_planned_on_the_host_for_a_replay(install: Install) -> None:
     batch = graph.load(case.decode(DECODE_ROWS), q)
     batch.host = None
     backend.prepare_for_replay(batch)
-    assert_near(graph.replay()[0], case.expected(q, DECODE_ROWS))
+    assert_near(graph.replay()[0], case.expected_of(q, DECODE_ROWS))
 
 
 def test_flash_attention_4_is_never_asked_to_split_on_hopper(install: Install) -> None:
     install("4")
-    case = AttentionCase(CaseShape(), SEQ_LENS)
+    case = AttentionCase(CaseShape())
     check_eager(case, make_backend(case, num_splits=8), DECODE_ROWS)
 
 
@@ -142,7 +141,7 @@ def test_the_best_installed_generation_is_taken(
 ) -> None:
     install("2", "3", "4")
     caplog.set_level("INFO")
-    case = AttentionCase(CaseShape(), SEQ_LENS)
+    case = AttentionCase(CaseShape())
     make_backend(case)
     assert "FlashAttention 3 by flash_attn_interface" in caplog.text
 
@@ -150,21 +149,21 @@ def test_the_best_installed_generation_is_taken(
 def test_a_version_can_be_asked_for(install: Install, caplog: pytest.LogCaptureFixture) -> None:
     install("2", "3", "4")
     caplog.set_level("INFO")
-    case = AttentionCase(CaseShape(), SEQ_LENS)
+    case = AttentionCase(CaseShape())
     check_eager(case, make_backend(case, version="4"), PREFILL_ROWS)
     assert "FlashAttention 4 by flash_attn.cute" in caplog.text
 
 
 def test_a_page_size_that_does_not_fit_is_refused(install: Install) -> None:
     install("2")
-    case = AttentionCase(CaseShape(page_size=16), SEQ_LENS)
+    case = AttentionCase(CaseShape(page_size=16))
     with pytest.raises(SettingsError, match="--page-size 16: FlashAttention 2 allows multiples"):
         make_backend(case)
 
 
 def test_a_version_that_is_missing_is_refused(install: Install) -> None:
     install("4")
-    case = AttentionCase(CaseShape(), SEQ_LENS)
+    case = AttentionCase(CaseShape())
     with pytest.raises(PluginError, match="--attn fa: no FlashAttention.*flash_attention|install"):
         make_backend(case, version="3")
 
@@ -172,6 +171,6 @@ def test_a_version_that_is_missing_is_refused(install: Install) -> None:
 def test_a_library_that_cannot_be_imported_is_a_plugin_error(install: Install) -> None:
     folder = install("4")
     (folder / "flash_attn/cute/__init__.py").write_text("raise ImportError('no CUTLASS')")
-    case = AttentionCase(CaseShape(), SEQ_LENS)
+    case = AttentionCase(CaseShape())
     with pytest.raises(PluginError, match="flash_attn.cute.*ImportError: no CUTLASS"):
         make_backend(case)

@@ -10,20 +10,19 @@ from torch import Tensor
 from tests.attn_flashinfer.test_fi_attention import (
     DECODE_ROWS,
     PREFILL_ROWS,
-    SEQ_LENS,
     make_backend,
 )
 from tests.fakes.attention_case import (
     AttentionCase,
     CaseShape,
     ReplayedDecode,
-    Row,
+    Step,
     assert_near,
     replay_by_calling,
 )
 from tests.fakes.fake_stream import STREAM, FakeEvent, HostMemoryOverwrittenError
 
-Step = tuple[Tensor, Tensor]  # what a step gave, and what it should
+Outcome = tuple[Tensor, Tensor]  # what a step gave, and what it should
 
 
 class DeafEvent(FakeEvent):
@@ -35,31 +34,31 @@ class DeafEvent(FakeEvent):
 
 @pytest.fixture
 def case() -> AttentionCase:
-    return AttentionCase(CaseShape(windows=(-1, 40)), SEQ_LENS)
+    return AttentionCase(CaseShape(windows=(-1, 40)))
 
 
 def use_events(monkeypatch: pytest.MonkeyPatch, kind: type[FakeEvent]) -> None:
     monkeypatch.setattr("minisgl_attn_flashinfer.page_lists.Event", kind)
 
 
-def run_mixed_steps(case: AttentionCase) -> list[Step]:
+def run_mixed_steps(case: AttentionCase) -> list[Outcome]:
     """Submit prefill, decode and replayed steps without waiting for any of them."""
     backend = make_backend(case)
     backend.init_graph(8)
     graphs = {size: ReplayedDecode(backend, case, size, replay_by_calling) for size in (8, 4)}
-    steps: list[Step] = []
+    steps: list[Outcome] = []
 
-    def eager(rows: list[Row], is_prefill: bool) -> None:
+    def eager(rows: list[Step], is_prefill: bool) -> None:
         batch = case.prefill(rows) if is_prefill else case.decode(rows)
         q = case.queries(sum(row.seq_len - row.cached_len for row in rows))
         backend.prepare_metadata(batch)
-        steps.extend((backend.forward(q, i, batch), case.expected(q, rows, i)) for i in range(2))
+        steps.extend((backend.forward(q, i, batch), case.expected_of(q, rows, i)) for i in range(2))
 
-    def replay(rows: list[Row], size: int) -> None:
+    def replay(rows: list[Step], size: int) -> None:
         q = case.queries(len(rows))
         outs = graphs[size].run(rows, q)
         # The graph's queries are fixed: what it reads now must not change before it runs.
-        steps.extend((out, case.expected(q, rows, i)) for i, out in enumerate(outs))
+        steps.extend((out, case.expected_of(q, rows, i)) for i, out in enumerate(outs))
         graphs[size]._q = q.clone()
 
     with STREAM.defer():

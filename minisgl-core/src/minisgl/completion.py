@@ -22,7 +22,7 @@ class Usage(TypedDict):
 
 
 class TokenLogprob(TypedDict):
-    """A generated token's log-probability.
+    """A token's log-probability.
 
     Attributes:
         token_id: The token.
@@ -45,6 +45,8 @@ class Choice(TypedDict):
         stop_reason: The stop string or stop token id that ended it, if one did.
         error: What went wrong, with the reasons ``abort`` and ``error``.
         logprobs: One entry per token, if they were asked for, else ``None``.
+        prompt_logprobs: One entry per prompt token, of which the first is ``None``, if they were
+            asked for, else ``None``.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Choice(TypedDict):
     stop_reason: str | int | None
     error: str | None
     logprobs: list[TokenLogprob] | None
+    prompt_logprobs: list[TokenLogprob | None] | None
 
 
 class Completion(Choice):

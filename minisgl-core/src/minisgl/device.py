@@ -131,7 +131,7 @@ def compute_capability(device: torch.device) -> int | None:
     return major * 10 + minor
 
 
-def set_cpu_threads(tp_size: int) -> int:
+def set_cpu_threads(num_ranks: int) -> int:
     """Use one thread per physical core, divided by the ranks that share the machine.
 
     A decode step is many small products: more threads than cores, hyper-threads included, cost
@@ -141,7 +141,7 @@ def set_cpu_threads(tp_size: int) -> int:
         The number of threads in use.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, _physical_cores() // tp_size))
+        torch.set_num_threads(max(1, _physical_cores() // num_ranks))
     return torch.get_num_threads()
 
 

@@ -19,6 +19,10 @@ class PluginError(MinisglError):
     """A backend that was asked for is missing, broken, ambiguous or for another plugin API."""
 
 
+class CompileError(PluginError):
+    """Native code cannot be compiled or loaded on this machine."""
+
+
 class ModelError(MinisglError):
     """A model cannot be run: unknown architecture or option, damaged or missing weights."""
 

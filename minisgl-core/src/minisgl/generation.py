@@ -35,6 +35,9 @@ class Generation:
         self.is_ended = False
         self._prompt_len = prompt_len
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]  # nothing comes before the first token
         self._detokenizer = IncrementalDetokenizer(
             pieces, params.skip_special_tokens, tuple(params.stop)
         )
@@ -42,6 +45,11 @@ class Generation:
         self._stop_reason: str | int | None = None
         self._error: str | None = None
         self._num_cached = 0
+
+    def add_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take the log-probabilities of the next prompt tokens."""
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.extend(map(_logprob, logprobs))
 
     def add(self, token_id: int, logprobs: TokenLogprobs | None, has_text: bool) -> None:
         """Take one token.
@@ -81,6 +89,7 @@ class Generation:
             stop_reason=self._stop_reason,
             error=self._error,
             logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
     def _complete(self, reason: str, stop_reason: str | int | None) -> None:

@@ -39,6 +39,7 @@ from minisgl.prompts import Prompt, as_batch, encode_prompt, per_prompt
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.build import SchedulerBackends
 from minisgl.scheduler.io import DeadlineIO, ObservedIO, OfflineIO, SchedulerIO
+from minisgl.scheduler.recorder import Recorder
 from minisgl.tokenizer.chat import ChatOptions, Message, encode_chat
 from minisgl.tokenizer.eos import eos_token_ids
 from minisgl.tokenizer.pieces import TokenPieces
@@ -83,6 +84,7 @@ class LLM:
 
     def _open_model(self, settings: Settings, manager: PluginManager) -> None:
         """Set everything up."""
+        recorder = Recorder.of(settings)
         backends = SchedulerBackends.resolve(manager, settings)
         files = open_model(
             settings.model.model,
@@ -107,6 +109,7 @@ class LLM:
                 line=self._io,
                 around=partial(_observed, manager),
                 on_step=step_observer(manager.hooks),
+                recorder=recorder,
             )
         )
         self._lock = self._ranks.lock
@@ -311,6 +314,9 @@ class LLM:
         if result.finished:
             stopped = {f.uid for f in result.finished if f.stop_token_id is not None}
             silent = {uid: i for i, uid in enumerate(result.uids) if uid in stopped}
+        for uid, logprobs in result.prompt_logprobs.items():
+            if uid in self._open:
+                self._open[uid].add_prompt(logprobs)
         for i, (uid, token_id) in enumerate(zip(result.uids, result.token_ids, strict=True)):
             generation = self._open.get(uid)
             if generation is None or generation.is_finished:

@@ -23,6 +23,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: Tokens to generate at most, at least 1; ``None`` means up to the context limit.
+            0 goes with ``prompt_logprobs``, for whoever wants nothing else.
         min_tokens: End-of-sequence tokens and stop token ids are not sampled before this many.
         temperature: 0 is greedy.
         top_k: Keep the k most likely tokens; -1 keeps all.
@@ -35,6 +36,8 @@ class SamplingParams:
         frequency_penalty: The same, once per occurrence.
         logit_bias: Added to the logits of these token ids; values in [-100, 100].
         logprobs: ``None``, or how many of the likeliest tokens to report beside the sampled one.
+        prompt_logprobs: The same for each prompt token but the first, which has nothing before it.
+            The prompt is then computed in full, whatever the prefix cache has of it.
         stop: Strings that end the text; they are not part of it.
         stop_token_ids: Token ids that end the request.
         ignore_eos: Go on after an end-of-sequence token.
@@ -54,6 +57,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -93,7 +97,8 @@ class SamplingParams:
 
     def _check_counts(self) -> None:
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, _INT32_MAX)
+            lowest = 1 if self.prompt_logprobs is None else 0
+            _check_int("max_tokens", self.max_tokens, lowest, _INT32_MAX)
         _check_int("min_tokens", self.min_tokens, 0, _INT32_MAX)
         _check_int("n", self.n, 1, 1024)
         if self.top_k != -1:
@@ -102,6 +107,8 @@ class SamplingParams:
             _check_int("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for token_id in (*self.stop_token_ids, *self.logit_bias):
             _check_int("token id", token_id, 0, _INT32_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -28,6 +28,19 @@ def minisgl_subcommands() -> list[Subcommand]:
             positionals="doctor",
             add_arguments=_add_plugins_arguments,
         ),
+        Subcommand(
+            name="plugins new",
+            summary="write a plugin that installs, passes its tests and can be picked",
+            run="minisgl.cli.new_plugin:run",
+            positionals="KIND NAME",
+            add_arguments=_add_new_plugin_arguments,
+        ),
+        Subcommand(
+            name="completion",
+            summary="print what makes a shell complete minisgl's arguments",
+            run="minisgl.cli.completion:run",
+            positionals="SHELL",
+        ),
         Subcommand(name="version", summary="show versions", run="minisgl.cli.version:run"),
     ]
 
@@ -82,3 +95,13 @@ def _add_plugins_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--device", help="ask for this device: auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", help="ask for this dtype: auto, float32, float16 or bfloat16")
     parser.add_argument("--model", help="ask for the head sizes and dtype of this model")
+
+
+def _add_new_plugin_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--dir", metavar="DIR", default=".", help="where the folder goes [here]")
+    parser.add_argument(
+        "--distribution", metavar="NAME", help="name to install it by [minisgl-KIND-NAME]"
+    )
+    parser.add_argument("--license", metavar="ID", default="Apache-2.0", help="or MIT")
+    parser.add_argument("--author", metavar="TEXT", help="who holds the rights")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minisgl.models.config import normalize_config
+from minisgl.models.read import read_model_config
 from minisgl.plugin.manager import PluginManager
 from minisgl.plugin.spec import ProbeContext
 from minisgl.weights.dtype import resolve_dtype
@@ -18,7 +18,7 @@ def describe_model(plugins: PluginManager, model: str, context: ProbeContext) ->
         ModelError: The model cannot be opened, or is of no kind that we run.
     """
     files = open_model(model, "auto", plugins)
-    config = normalize_config(files.config, plugins.names("model"))
+    config = read_model_config(files.config, plugins)
     dtype = resolve_dtype(files.config, "auto", context.device)
     return replace(
         context,

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -118,6 +119,9 @@ def parse(plugins: PluginManager, command: Subcommand, arguments: Sequence[str])
         given = given_settings(namespace)
         if command.has_model_argument and words and not _has_model(given, namespace.config):
             given = {**given, "model": Given(words.pop(0), "MODEL")}
+        if command.complete_settings:
+            module, _, function = command.complete_settings.partition(":")
+            given = getattr(import_module(module), function)(words, given, tree)
         settings = load_settings(tree, given, env=os.environ, config=namespace.config)
         context = replace(context, settings=settings)
     if words and not command.positionals:

@@ -33,7 +33,9 @@ def run(context: CommandContext) -> int:
     """
     arguments = context.arguments
     if context.positionals not in ((), ("doctor",)):
-        raise SettingsError(f"minisgl plugins {' '.join(context.positionals)}: may be doctor")
+        raise SettingsError(
+            f"minisgl plugins {' '.join(context.positionals)}: may be doctor or new"
+        )
     machine = read_machine(_checked("--device", arguments.device, r"auto|cpu|cuda(:\d{1,3})?"))
     if context.positionals:
         return write_report(examine(context.plugins, machine), arguments.json)

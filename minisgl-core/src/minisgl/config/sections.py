@@ -144,7 +144,33 @@ class EngineSettings(SettingsSection):
             flags=("--tp-size", "--tensor-parallel-size"),
             keywords=("tp_size", "tensor_parallel_size"),
         ),
-    ] = Field(1, ge=1, le=1024, description="Tensor-parallel ranks. Read by the launcher.")
+    ] = Field(
+        1, ge=1, le=1024, description="Tensor-parallel ranks, of all nodes. Read by the launcher."
+    )
+    nnodes: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Machines that the ranks are spread over, each with its own `minisgl serve`. "
+        "Read by the launcher.",
+    )
+    node_rank: int = Field(
+        0,
+        ge=0,
+        le=1023,
+        description="Number of this machine; 0 answers requests, the others follow it. "
+        "Read by the launcher.",
+    )
+    master: Annotated[
+        str | None, Setting(allowed="HOST:PORT, or [IPV6]:PORT", metavar="HOST:PORT")
+    ] = Field(
+        None,
+        max_length=255,
+        pattern=r"^(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}$",
+        description="Where the ranks of several machines meet: an address of node 0 that all of "
+        "them reach, and a free port there. Anyone who reaches it can disturb them, so it belongs "
+        "into a trusted network. Read by the collectives.",
+    )
     distributed_timeout_s: Annotated[float, Setting(keywords=("distributed_timeout",))] = Field(
         300.0,
         gt=0,
@@ -193,10 +219,31 @@ class SchedulerSettings(SettingsSection):
     )
 
 
+class RecordSettings(SettingsSection):
+    """A trace of what the scheduler does, for `minisgl replay`."""
+
+    record: Annotated[
+        str | None,
+        BeforeValidator(lambda value: None if value is None else str(value)),  # a Path will do
+        Setting(metavar="FILE"),
+    ] = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="New file that takes a trace of requests and decisions. Read by the scheduler.",
+    )
+    record_prompts: bool = Field(
+        False,
+        description="Put token ids of prompts and outputs into the trace too; without them it "
+        "tells only lengths and what prompts have in common. Read by the scheduler.",
+    )
+
+
 CORE_SECTIONS: tuple[type[SettingsSection], ...] = (
     ModelSettings,
     BackendSettings,
     EngineSettings,
     SchedulerSettings,
+    RecordSettings,
 )
 """The sections that every engine has."""

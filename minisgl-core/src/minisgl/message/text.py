@@ -129,7 +129,7 @@ class RefusedMsg:
 
 @dataclass(frozen=True, slots=True)
 class TextLogprob:
-    """A generated token's log-probability.
+    """A token's log-probability.
 
     Attributes:
         token: Its bytes; UTF-8, but maybe a part of a character.
@@ -183,6 +183,7 @@ class TextMsg:
         token_ids: The token behind each text; -1 for text that was held back for the end.
         finished: Requests that ended; their text is among the above.
         logprobs: Index into ``texts`` to log-probabilities.
+        prompt_logprobs: As in ``ResultMsg``.
     """
 
     uids: list[int]
@@ -190,3 +191,4 @@ class TextMsg:
     token_ids: list[int]
     finished: list[FinishedText] = field(default_factory=list)
     logprobs: dict[int, TextLogprob] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TextLogprob]] = field(default_factory=dict)

@@ -22,13 +22,13 @@ RefusalCode = Literal["", "invalid", "full"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of the model's own distribution at one sampled position.
+    """Log-probabilities of the model's own distribution at one position.
 
     That is before penalties, bias, temperature and filters, so a token that these forced may be
     unlikely here.
 
     Attributes:
-        token_id: The sampled token.
+        token_id: The token that was sampled there, or that the prompt has.
         logprob: Its natural log-probability.
         top_ids: The likeliest tokens, likeliest first; as many as were asked for.
         top_logprobs: Their log-probabilities.
@@ -127,12 +127,15 @@ class ResultMsg:
         token_ids: The new tokens.
         finished: Requests that ended; their last token, if any, is among the above.
         logprobs: Index into ``token_ids`` to log-probabilities, for the requests that asked.
+        prompt_logprobs: Request to those of its next prompt tokens; they begin with the second
+            one, and all have come when the request gets its first token or ends.
     """
 
     uids: list[int]
     token_ids: list[int]
     finished: list[FinishedReq] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

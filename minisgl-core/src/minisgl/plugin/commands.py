@@ -53,6 +53,9 @@ class Subcommand:
         sections: Flat settings sections of its own, such as host and port of a server. All their
             fields need defaults, because every command reads the same environment and file.
         add_arguments: Adds flags that are no settings, such as ``--json``.
+        complete_settings: ``"package.module:function"`` that brings settings of its own, for a
+            command that finds them in a file. It is given the positional arguments, the flags by
+            `Option.path` and the settings tree, and returns what the tree is filled with.
     """
 
     name: str
@@ -63,3 +66,4 @@ class Subcommand:
     positionals: str = ""
     sections: tuple[type[BaseModel], ...] = ()
     add_arguments: Callable[[ArgumentParser], None] | None = None
+    complete_settings: str = ""

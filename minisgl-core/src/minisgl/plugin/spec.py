@@ -7,9 +7,9 @@ settings it has; the heavy code behind ``factory`` is imported only when the bac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -102,6 +102,10 @@ def always_available(context: ProbeContext) -> Availability:
     return Availability(ok=True)
 
 
+ConfigAdapter = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # Any: free-form JSON
+"""Turns the config.json of an architecture into the fields that `normalize_config` reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """One backend, as its distribution describes it.
@@ -117,6 +121,9 @@ class BackendSpec:
         probe: Says whether the backend would work here. It must not import heavy libraries and
             must not initialise CUDA.
         capabilities: For attention, what it can do.
+        adapt_config: For a model whose config.json has spellings or defaults of its own: returns
+            the JSON with the fields that `minisgl.models.config.normalize_config` reads. It is
+            what ``ModelConfig.raw`` then holds, so fields that only the model reads stay in it.
     """
 
     api: int
@@ -126,3 +133,4 @@ class BackendSpec:
     settings: type[BaseModel] | None = None
     probe: Probe = always_available
     capabilities: Capabilities = field(default_factory=Capabilities)
+    adapt_config: ConfigAdapter | None = None

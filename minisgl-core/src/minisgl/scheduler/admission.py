@@ -37,11 +37,13 @@ class Room(NamedTuple):
         num_tokens: Prompt tokens that the step can still compute.
         num_spare_pages: Pages that have to stay available, for running requests to grow.
         num_growth_tokens: Tokens by which a request should be able to grow once it has started.
+        num_scored: Tokens whose logits the step can still keep, for log-probabilities of prompts.
     """
 
     num_tokens: int
     num_spare_pages: int
     num_growth_tokens: int
+    num_scored: int
 
 
 class Admission:
@@ -66,6 +68,7 @@ class Admission:
         """
         self.started: list[Chunk] = []
         self.num_tokens = room.num_tokens
+        self._num_scored = room.num_scored
         self._room = room
         self._num_spare_pages = room.num_spare_pages
         self._cache = cache
@@ -96,7 +99,8 @@ class Admission:
         num_rest = req.num_tokens - start
         if self._can_share_soon(req, start):
             return "shares soon"
-        if num_rest > self.num_tokens and self._is_cut:
+        limit = min(self.num_tokens, self._num_scored) if req.is_scoring else self.num_tokens
+        if limit == 0 or (num_rest > limit and self._is_cut):
             return "no room"
         num_pages, num_growth = self._pages_wanted(req)
         self._table.take(req)
@@ -106,9 +110,11 @@ class Admission:
         self._num_spare_pages += num_growth
         if req.num_retractions == 0:
             req.num_cached_prompt_tokens = start
-        chunk = Chunk(req, min(num_rest, self.num_tokens))
+        chunk = Chunk(req, min(num_rest, limit))
         self.started.append(chunk)
         self.num_tokens -= chunk.num_tokens
+        if req.is_scoring:
+            self._num_scored -= chunk.num_tokens
         self._is_cut = self._is_cut or not chunk.is_last
         self._expect_prefix(req, start)
         return "started"
@@ -129,6 +135,8 @@ class Admission:
         """Whether this step computes enough tokens that ``req`` needs from ``start`` on."""
         if not self._computing or req.num_tokens - 1 < start + self._shared_len:
             return False
+        if req.is_scoring:
+            return False  # it computes its prompt itself
         return self._prefix_key(req, start) in self._computing
 
     def _expect_prefix(self, req: ScheduledReq, start: int) -> None:

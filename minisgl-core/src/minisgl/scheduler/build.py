@@ -44,6 +44,10 @@ class SchedulerBackends:
             policy=manager.resolve("policy", settings.backends.policy, context),
         )
 
+    def names(self) -> dict[str, str]:
+        """Return what serves each kind."""
+        return {"cache": self.cache.one.name, "policy": self.policy.one.name}
+
     def describe(self) -> list[str]:
         """Say for each kind what was picked and why, one line each."""
         return [self.cache.describe(), self.policy.describe()]

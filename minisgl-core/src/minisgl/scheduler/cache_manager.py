@@ -73,8 +73,12 @@ class CacheManager:
         return -(-num_tokens // self.page_size)
 
     def match(self, req: ScheduledReq) -> MatchResult:
-        """Find the cached prefix of a waiting request; its last token is always left to compute."""
-        return self.cache.match_prefix(req.tokens[: req.num_tokens - 1])
+        """Find the cached prefix of a waiting request; its last token is always left to compute.
+
+        So is whatever has logits that say how likely its prompt is.
+        """
+        end = req.num_scored if req.is_scoring else req.num_tokens
+        return self.cache.match_prefix(req.tokens[: end - 1])
 
     def admit(self, req: ScheduledReq, match: MatchResult, num_pages: int, num_spare: int) -> bool:
         """Fill the row of ``req`` if there is room.

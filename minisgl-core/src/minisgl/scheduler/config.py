@@ -41,6 +41,15 @@ class SchedulerConfig:
     is_isolating: bool = True
     is_checked_every_step: bool = False
 
+    def max_open_reqs(self, max_running_reqs: int) -> int | None:
+        """Return how many requests may be without a result, running or waiting; no limit: `None`.
+
+        Whoever finds a free row does not wait for long, so only those beyond the rows are limited.
+        """
+        if self.max_queued_requests is None:
+            return None
+        return max_running_reqs + self.max_queued_requests
+
     def __post_init__(self) -> None:
         """Refuse values out of range.
 

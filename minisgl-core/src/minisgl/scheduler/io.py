@@ -159,6 +159,8 @@ class DeadlineIO(SchedulerIO):
         now = self._clock()
         for message in messages:
             if isinstance(message, UserMsg) and message.deadline_s is not None:
+                if message.uid in self._watched:
+                    continue  # is open, so the scheduler drops this one
                 expiry = now + message.deadline_s
                 self._watched[message.uid] = expiry
                 heapq.heappush(self._heap, (expiry, message.uid, message.deadline_s))
@@ -207,7 +209,7 @@ class ObservedIO(SchedulerIO):
         now_s = self._clock()
         for message in messages:
             if isinstance(message, UserMsg):
-                self._arrival_s[message.uid] = now_s
+                self._arrival_s.setdefault(message.uid, now_s)  # the first, as the scheduler does
         return messages
 
     def send(self, replies: list[ReplyMsg]) -> None:

@@ -47,7 +47,7 @@ class Lifecycle:
         }
         self.num_retractions = 0
         self._limits = limits
-        self._max_queued = config.max_queued_requests
+        self._max_open = config.max_open_reqs(limits.max_running_reqs)
         self._prefill = prefill
         self._decode = decode
         self._cache = cache
@@ -75,7 +75,13 @@ class Lifecycle:
         return self._active.get(uid)
 
     def accept(self, msg: UserMsg) -> None:
-        """Queue a request, or refuse it with an error result that says what would do."""
+        """Queue a request, or refuse it with an error result that says what would do.
+
+        One whose uid is that of an open request is dropped: a result would be taken for the other.
+        """
+        if msg.uid in self._active:
+            logger.error("request %s is open; another one of that uid is dropped", msg.uid)
+            return
         try:
             req = self._make_req(msg)
         except RequestError as error:
@@ -205,17 +211,12 @@ class Lifecycle:
             RequestError: It can never run.
             CapacityError: Too many wait.
         """
-        if msg.uid in self._active:
-            raise RequestError(f"uid {msg.uid}: a request of that uid is running")
         ids = self._checked_ids(msg.input_ids)
-        if self._max_queued is not None:
-            # Whoever finds a free row does not wait for long, though it has not started yet.
-            num_free = self._limits.max_running_reqs - self._table.num_used
-            num_queued = self._prefill.num_waiting - num_free
-            if num_queued >= self._max_queued:
-                raise CapacityError(
-                    f"the queue is full: {num_queued} requests wait, at most {self._max_queued} may"
-                )
+        num_open = len(self._active)
+        if self._max_open is not None and num_open >= self._max_open:
+            raise CapacityError(
+                f"the queue is full: {num_open} requests run or wait, at most {self._max_open} may"
+            )
         params = msg.sampling_params
         vocab_size = self._limits.vocab_size
         for token_id in params.logit_bias:
@@ -225,7 +226,8 @@ class Lifecycle:
                 )
         max_len = self._max_len
         if params.max_tokens is not None:
-            max_len = min(max_len, len(ids) + params.max_tokens)
+            # A prompt always samples; one that nothing should follow drops its token.
+            max_len = min(max_len, len(ids) + max(1, params.max_tokens))
         req = ScheduledReq(msg.uid, ids, max_len, params)
         req.priority = msg.priority
         req.stop_ids = frozenset(params.stop_token_ids)

@@ -19,14 +19,21 @@ _DIGEST_BYTES = 16
 class TracedEngine(StepEngine):
     """An engine with a digest of what ranks must agree on: each step's batch and its tokens."""
 
-    def __init__(self, engine: StepEngine) -> None:
+    def __init__(self, engine: StepEngine, comm: Communicator) -> None:
         """Start before the first step."""
         self.limits = engine.limits
+        self.backends = engine.backends
         self._engine = engine
+        self._comm = comm
         self._hash = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def forward_batch(self, batch: Batch) -> ForwardOutput:
-        """Note what the batch is made of, and launch it."""
+        """Note what the batch is made of, and launch it.
+
+        Raises:
+            CommError: Another rank is gone.
+        """
+        self._comm.raise_if_broken()
         host = batch.host
         assert host is not None, "the scheduler sets batch.host"
         # With the lengths in front, no two batches give the same bytes.
@@ -37,7 +44,12 @@ class TracedEngine(StepEngine):
         return _TracedOutput(self._engine.forward_batch(batch), self)
 
     def note(self, tokens: np.ndarray) -> None:
-        """Note what was sampled."""
+        """Note what was sampled, if it can be believed.
+
+        Raises:
+            CommError: Another rank is gone.
+        """
+        self._comm.raise_if_broken()
         self._hash.update(tokens.tobytes())
 
     def digest(self) -> bytes:
@@ -73,5 +85,5 @@ def in_lockstep(
         line: To the world on rank 0, ``None`` on the others.
         codec: For the messages.
     """
-    traced = TracedEngine(engine)
+    traced = TracedEngine(engine, comm)
     return traced, BroadcastIO(comm, line, codec.encode, codec.decode, traced.digest)

@@ -26,8 +26,10 @@ class Outbox:
 
     def send(self) -> None:
         """Send what there is, if anything."""
-        if self.uids or self.finished:
-            result = ResultMsg(self.uids, self.token_ids, self.finished, self.logprobs)
+        if self.uids or self.finished or self.prompt_logprobs:
+            result = ResultMsg(
+                self.uids, self.token_ids, self.finished, self.logprobs, self.prompt_logprobs
+            )
             self._replies.append(result)
             self._clear()
         if self._replies:
@@ -39,3 +41,4 @@ class Outbox:
         self.token_ids: list[int] = []
         self.finished: list[FinishedReq] = []
         self.logprobs: dict[int, TokenLogprobs] = {}
+        self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

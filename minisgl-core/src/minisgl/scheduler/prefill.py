@@ -17,6 +17,7 @@ from minisgl.scheduler.table import TableManager
 _MAX_LOOKED_AT = 256  # waiting requests per step
 _MAX_MISFITS = 8  # of them that may turn out not to fit
 _MAX_WATCHED = 128  # oldest waiting requests that are watched for being overtaken
+_MAX_SCORED_LOGITS = 1 << 26  # of a step, for log-probabilities of prompts: 256 MiB in float32
 _PART_OF_OTHERS = 4  # one part in so many of a step is left to others beside a long prompt
 
 
@@ -29,7 +30,12 @@ class PrefillManager:
     """
 
     def __init__(
-        self, config: SchedulerConfig, policy: Policy, cache: CacheManager, table: TableManager
+        self,
+        config: SchedulerConfig,
+        policy: Policy,
+        cache: CacheManager,
+        table: TableManager,
+        vocab_size: int,
     ) -> None:
         """Make an empty queue."""
         self.partial: ScheduledReq | None = None
@@ -39,6 +45,7 @@ class PrefillManager:
         self._policy = policy
         self._cache = cache
         self._table = table
+        self._max_scored = max(1, _MAX_SCORED_LOGITS // vocab_size)
         self._waiting: OrderedDict[int, ScheduledReq] = OrderedDict()
         self._is_worth_trying = True
 
@@ -89,18 +96,24 @@ class PrefillManager:
         first: Chunk | None = None
         if self.partial is not None:
             others = budget // _PART_OF_OTHERS if can_start else 0
-            first = _chunk_of(self.partial, budget - others)
+            first = self._chunk_of(self.partial, budget - others)
             budget -= first.num_tokens
         started: list[Chunk] = []
         if can_start and budget > 0:
-            room = Room(budget, self._spare_pages(decode), self.headroom.num_tokens)
+            is_scoring = self.partial is not None and self.partial.is_scoring
+            room = Room(
+                budget,
+                self._spare_pages(decode),
+                self.headroom.num_tokens,
+                0 if is_scoring else self._max_scored,
+            )
             admission = Admission(self._config, self._cache, self._table, first, room)
             self._start_waiting(admission)
             started, budget = admission.started, admission.num_tokens
             self._is_worth_trying = bool(started) or first is not None
         if first is None:
             return started
-        return [_chunk_of(first.req, first.num_tokens + budget), *started]
+        return [self._chunk_of(first.req, first.num_tokens + budget), *started]
 
     def _start_waiting(self, admission: Admission) -> None:
         """Start requests in the order of the policy, except for those that waited too long."""
@@ -149,7 +162,8 @@ class PrefillManager:
             num_pages += self._cache.pages_for(grown) - req.num_pages
         return num_pages
 
-
-def _chunk_of(req: ScheduledReq, num_tokens: int) -> Chunk:
-    """Make a chunk of at most ``num_tokens`` tokens."""
-    return Chunk(req, min(num_tokens, req.num_tokens - req.cached_len))
+    def _chunk_of(self, req: ScheduledReq, num_tokens: int) -> Chunk:
+        """Make a chunk of at most ``num_tokens`` tokens."""
+        if req.is_scoring:
+            num_tokens = min(num_tokens, self._max_scored)
+        return Chunk(req, min(num_tokens, req.num_tokens - req.cached_len))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from minisgl.engine.contract import ForwardOutput, StepEngine, StepResult
+from minisgl.engine.contract import ForwardOutput, PromptScores, StepEngine, StepResult
 from minisgl.plugin.records import StepRecord
 from minisgl.scheduler.cache_manager import CacheManager, PageUpdates
 from minisgl.scheduler.config import SchedulerConfig
@@ -29,13 +29,15 @@ class LaunchedStep:
 
     Attributes:
         number: Steps are numbered from 1 in launch order.
-        sampled: Requests that get a token, in the order of the result.
+        reqs: Requests of the batch.
+        sampled: Those that get a token, in the order of the result.
         output: The engine's side of it.
         record: For the observer, if there is one: all of it but the time, which is that of the
             launch.
     """
 
     number: int
+    reqs: list[ScheduledReq]
     sampled: list[ScheduledReq]
     output: ForwardOutput
     record: StepRecord | None
@@ -155,7 +157,7 @@ class StepRunner:
             self._account_prefill(plan)
         else:
             self._parts.decode.advance(plan.reqs, self.num_launched)
-        return LaunchedStep(self.num_launched, plan.sampled, output, record)
+        return LaunchedStep(self.num_launched, plan.reqs, plan.sampled, output, record)
 
     def _account_prefill(self, plan: StepPlan) -> None:
         """Let complete prompts decode, remember the cut one, and share what was computed."""
@@ -198,11 +200,16 @@ class StepRunner:
         outbox, lifecycle = self._parts.outbox, self._parts.lifecycle
         lifecycle.settle(step.number)
         uids, token_ids, logprobs = outbox.uids, outbox.token_ids, result.logprobs
+        for scores in result.scores:
+            self._settle_scores(step.reqs[scores.index], scores)
         num_before = len(uids)
         tokens = result.token_ids.tolist()
         for index, (req, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             if req.is_finished:
                 continue  # it ended while this step was in flight: one token too many
+            if req.sampling_params.max_tokens == 0:
+                lifecycle.finish(req, "length")
+                continue
             if logprobs and index in logprobs:
                 outbox.logprobs[len(uids)] = logprobs[index]
             num_tokens = req.num_tokens
@@ -217,6 +224,16 @@ class StepRunner:
         num_sent = len(uids) - num_before
         self.num_output_tokens += num_sent
         self.num_discarded_tokens += len(tokens) - num_sent
+
+    def _settle_scores(self, req: ScheduledReq, scores: PromptScores) -> None:
+        """Send what is new of the log-probabilities: some may have been computed twice."""
+        if req.is_finished:
+            return
+        assert scores.start <= req.num_scored, f"{req}: prompt tokens were left out"
+        new = scores.logprobs[req.num_scored - scores.start :]
+        req.num_scored += len(new)
+        if new:
+            self._parts.outbox.prompt_logprobs.setdefault(req.uid, []).extend(new)
 
     def _record(self, plan: StepPlan) -> StepRecord:
         """Describe a step that is about to be launched; its duration is the time of the launch."""

@@ -74,7 +74,7 @@ class Scheduler:
         self._policy = policy
         self._table = TableManager(limits.max_running_reqs)
         self._cache = CacheManager(cache, limits)
-        self._prefill = PrefillManager(config, policy, self._cache, self._table)
+        self._prefill = PrefillManager(config, policy, self._cache, self._table, limits.vocab_size)
         self._decode = DecodeManager()
         self._outbox = Outbox(io)
         self._lifecycle = Lifecycle(

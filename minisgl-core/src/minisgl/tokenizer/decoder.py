@@ -37,7 +37,9 @@ class TextDecoder:
         return len(self._open)
 
     def start(self, message: StartedMsg) -> None:
-        """Expect the tokens of a request."""
+        """Expect the tokens of a request, unless one of its uid is open: that one goes on."""
+        if message.uid in self._open:
+            return
         params = message.sampling_params
         text = IncrementalDetokenizer(self._pieces, params.skip_special_tokens, tuple(params.stop))
         self._open[message.uid] = _Open(text)
@@ -54,6 +56,9 @@ class TextDecoder:
         if result.finished:
             stopped = {f.uid for f in result.finished if f.stop_token_id is not None}
             silent = {uid: i for i, uid in enumerate(result.uids) if uid in stopped}
+        for uid, logprobs in result.prompt_logprobs.items():
+            if uid in self._open:
+                message.prompt_logprobs[uid] = [self._logprob(each) for each in logprobs]
         for i, (uid, token_id) in enumerate(zip(result.uids, result.token_ids, strict=True)):
             each = self._open.get(uid)
             if each is None or each.is_stopped:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
     from transformers import PreTrainedTokenizerBase
 
@@ -90,7 +92,28 @@ class ModelFiles(ABC):
 
 
 class ModelSource(ABC):
-    """A way to find models. ``factory(config: SourceConfig) -> ModelSource``."""
+    """A way to find models. ``factory(config: SourceConfig) -> ModelSource``.
+
+    Opening writes nothing, but into a cache of downloads that the source keeps.
+    """
+
+    @classmethod
+    def write_sample(cls, folder: Path) -> str:
+        """Write a small model of this source's kind, for the conformance suite.
+
+        A source that opens folders in Hugging Face layout need not have this; one that cannot
+        make a model, such as one of a hub, is tested with ``--source-model``.
+
+        Args:
+            folder: An empty one. All of the sample lies in it.
+
+        Returns:
+            What a user would type after ``--model``.
+
+        Raises:
+            NotImplementedError: The source makes no samples.
+        """
+        raise NotImplementedError(f"{cls.__name__} makes no samples")
 
     @abstractmethod
     def accepts(self, model: str) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minisgl.errors import ModelError
 from minisgl.weights.contract import ModelFiles, ModelSource, SourceConfig
 from minisgl.weights.gguf_config import read_model_metadata
 from minisgl.weights.gguf_file import GGUFFile
 from minisgl.weights.gguf_reader import GGUFWeightReader
+from minisgl.weights.user_path import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,4 +60,7 @@ class GGUFSource(ModelSource):
 
     def open(self, model: str) -> GGUFFiles:
         """Open the file."""
-        return GGUFFiles(Path(model).expanduser())
+        path = user_path(model)
+        if path is None:
+            raise ModelError(f"--model {model!r:.80}: is no path of a .gguf file")
+        return GGUFFiles(path)

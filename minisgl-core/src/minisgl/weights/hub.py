@@ -12,6 +12,7 @@ from minisgl.weights.local import FolderFiles
 WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
 UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
 
+_MAX_ID_LEN = 96  # the hub's own limit
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -55,7 +56,8 @@ class HubSource(ModelSource):
 
 def is_hub_id(model: str) -> bool:
     """Return whether a string is shaped like ``owner/name``."""
-    return _ID.fullmatch(model) is not None and not model.endswith((".git", ".ipynb"))
+    is_id = len(model) <= _MAX_ID_LEN and _ID.fullmatch(model) is not None
+    return is_id and not model.endswith((".git", ".ipynb"))
 
 
 def _explain(model: str, revision: str | None, error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.errors import ModelError
 from minisgl.weights.contract import ModelFiles, ModelSource, SourceConfig
 from minisgl.weights.safetensors_reader import INDEX_NAME, SINGLE_NAME, SafetensorsReader
+from minisgl.weights.user_path import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,11 +112,14 @@ class LocalSource(ModelSource):
 
     def accepts(self, model: str) -> bool:
         """Return whether ``model`` is a folder."""
-        return Path(model).expanduser().is_dir()
+        path = user_path(model)
+        return path is not None and path.is_dir()
 
     def open(self, model: str) -> FolderFiles:
         """Open the folder."""
-        folder = Path(model).expanduser()
+        folder = user_path(model)
+        if folder is None:
+            raise ModelError(f"--model {model!r:.80}: is no path of a folder")
         if not folder.is_dir():
             kind = "a file, not a folder" if folder.exists() else "no such folder"
             raise ModelError(f"--model {model}: {kind}; looked in {folder.parent.resolve()}")

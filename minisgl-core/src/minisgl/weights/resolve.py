@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minisgl.errors import ModelError
 from minisgl.plugin.spec import ProbeContext
 from minisgl.weights.contract import ModelFiles, ModelSource, SourceConfig
+from minisgl.weights.user_path import user_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,9 @@ def open_model(
 
 def explain_unknown(model: str, sources: list[str]) -> str:
     """Say where a model was looked for, and what may have been meant."""
-    path = Path(model).expanduser()
+    path = user_path(model)
+    if path is None:
+        return f"--model {model!r:.80}: is neither a path nor a hub id"
     full = path if path.is_absolute() else Path.cwd() / path
     parts = [f"--model {model}: there is no folder {full}"]
     if path.is_file():

@@ -1,0 +1,1 @@
+"""Running a trace again, and saying where behaviour differs."""

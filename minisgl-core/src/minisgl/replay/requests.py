@@ -1,0 +1,164 @@
+"""From a trace to requests: with the recorded tokens, or with made-up ones of the same structure.
+
+Where the trace has no token ids, each named block becomes a block of tokens of its own, so that
+two prompts have in common what they had when they were recorded, no more and no less.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from minisgl.message.types import UserMsg
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.trace import Arrival, Ending, Header, Restart, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One request, as it shall happen again.
+
+    Attributes:
+        arrival: When and how it came.
+        ending: How it ended, or ``None`` where the trace ends before.
+        tokens: ``[n]`` int32: the prompt, and as much of the output as is known.
+    """
+
+    arrival: Arrival
+    ending: Ending | None
+    tokens: np.ndarray
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the model, given the recorded prompt, should choose the recorded tokens."""
+        params = self.arrival.params
+        is_repeatable = params.get("temperature", 0.0) == 0 or params.get("seed") is not None
+        return is_repeatable and self.arrival.token_ids is not None
+
+    def output_token(self, index: int) -> int | None:
+        """Return a token of the output, or ``None`` where it is not known."""
+        at = self.arrival.prompt_len + index
+        return int(self.tokens[at]) if at < len(self.tokens) else None
+
+
+class Scripts:
+    """All requests of a trace, in order of arrival."""
+
+    def __init__(self, trace: Trace, vocab_size: int) -> None:
+        """Find out how each request ended, and settle its tokens.
+
+        Args:
+            trace: What was recorded.
+            vocab_size: Made-up token ids are below this.
+        """
+        self._header = trace.header
+        self._vocab_size = vocab_size
+        self._stop_id = vocab_size - 1
+        self._invented = InventedTokens(trace.header.block_size, vocab_size - 1)
+        self.all = [self._script(*pair) for pair in _paired(trace)]
+
+    def message(self, script: Script) -> UserMsg:
+        """Make the message that brings a request in."""
+        arrival = script.arrival
+        ids = script.tokens[: arrival.prompt_len]
+        if arrival.is_invalid:
+            ids = np.full(arrival.prompt_len, self._vocab_size, np.int32)
+        return UserMsg(arrival.uid, ids, self._params(script), arrival.priority)
+
+    def _params(self, script: Script) -> SamplingParams:
+        """Return how to sample; made-up tokens end a request by a token of their own."""
+        fields = dict(script.arrival.params)
+        for name in ("stop", "stop_token_ids"):
+            if name in fields:
+                value = fields[name]
+                fields[name] = value if isinstance(value, str) else tuple(value)
+        if "logit_bias" in fields:
+            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"]}
+        if not self._header.has_prompts:
+            fields["ignore_eos"] = True
+            if script.ending is not None and script.ending.reason == "stop":
+                fields["stop_token_ids"] = (self._stop_id,)
+        return SamplingParams(**fields)
+
+    def _script(self, arrival: Arrival, ending: Ending | None) -> Script:
+        if arrival.is_invalid:
+            return Script(arrival, ending, np.empty(0, np.int32))
+        if arrival.token_ids is not None:
+            output = [] if ending is None else ending.token_ids or []
+            return Script(arrival, ending, np.array([*arrival.token_ids, *output], np.int32))
+        num_tokens = arrival.prompt_len + (0 if ending is None else ending.num_tokens)
+        names = arrival.blocks + ([] if ending is None else ending.blocks)
+        tokens = self._invented.sequence(names, num_tokens)
+        if ending is not None and ending.reason == "stop" and ending.num_tokens:
+            tokens[-1] = self._stop_id
+        return Script(arrival, ending, tokens)
+
+
+class InventedTokens:
+    """Makes up tokens for named blocks, the same ones for the same name."""
+
+    def __init__(self, block_size: int, num_ids: int) -> None:
+        """Invent ids below ``num_ids``."""
+        self._block_size = block_size
+        self._num_ids = num_ids
+        self._blocks: dict[str, np.ndarray] = {}
+        self._num_children: dict[str, int] = defaultdict(int)
+
+    def sequence(self, names: list[str], num_tokens: int) -> np.ndarray:
+        """Return ``[num_tokens]`` int32 that begins with the named blocks.
+
+        What is left behind the last of them belongs to this sequence alone.
+        """
+        blocks: list[np.ndarray] = []
+        last = ""
+        for name in names:
+            if name not in self._blocks:
+                self._blocks[name] = self._new_block(last)
+            blocks.append(self._blocks[name])
+            last = name
+        num_left = num_tokens - len(names) * self._block_size
+        while num_left > 0:
+            # Each of these blocks is a child of the one before, which nobody else has.
+            rest = self._new_block(last)
+            last = f"{last}/{self._num_children[last]}"
+            blocks.append(rest[:num_left])
+            num_left -= self._block_size
+        tokens = np.concatenate(blocks) if blocks else np.empty(0, np.int32)
+        return tokens[:num_tokens].copy()
+
+    def _new_block(self, parent: str) -> np.ndarray:
+        """Return a block that no other child of ``parent`` has: its number, digit by digit."""
+        number = self._num_children[parent]
+        self._num_children[parent] += 1
+        digits = np.zeros(self._block_size, np.int32)
+        for place in range(self._block_size):
+            number, digits[place] = divmod(number, self._num_ids)
+        return digits
+
+
+def limits_of(header: Header, name: str) -> int:
+    """Return one of the recorded engine's sizes."""
+    return int(header.limits[name])
+
+
+def _paired(trace: Trace) -> Iterator[tuple[Arrival, Ending | None]]:
+    """Yield each request with its end."""
+    arrivals: list[Arrival] = []
+    endings: dict[int, Ending] = {}  # by index of the arrival
+    open_reqs: dict[int, list[int]] = defaultdict(list)  # uid to indices, the newest last
+    for event in trace.events:
+        match event:
+            case Arrival():
+                open_reqs[event.uid].append(len(arrivals))
+                arrivals.append(event)
+            case Ending():
+                if open_reqs[event.uid]:
+                    # Of two of one uid the second is refused, before the first can end.
+                    endings[open_reqs[event.uid].pop()] = event
+            case Restart():
+                open_reqs.clear()
+    for index, arrival in enumerate(arrivals):
+        yield arrival, endings.get(index)
