@@ -32,6 +32,7 @@ def time_graph(calls: Sequence[Call], num_calls: int = 64) -> float:
     """Return median microseconds per call of graphs that make ``calls`` in turn."""
     num_calls = -(-num_calls // len(calls)) * len(calls)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be filling the inputs
     with torch.cuda.stream(stream):
         for call in calls[:2]:
             call()

@@ -10,7 +10,6 @@ import torch
 
 from minisgl.core import get_global_ctx
 from minisgl.layers.base import LoadTarget
-from minisgl.layers.rotary import RopeStep
 from minisgl.models.contract import ModelBuild
 from minisgl.models.llama import LlamaForCausalLM
 
@@ -62,29 +61,15 @@ class HasNoTinyConfig(LlamaForCausalLM):
 class IgnoresPositions(BrokenLlama):
     """Every token is turned as if it were the first."""
 
-    def __init__(self, build: ModelBuild) -> None:
-        super().__init__(build)
-        rotary = self.model.rotary_emb
-        turned = rotary.forward
-
-        def forward() -> RopeStep:
-            step = turned()
-            return replace(
-                step,
-                positions=torch.zeros_like(step.positions),
-                rows=_first_of_each(step.rows),
-            )
-
-        rotary.forward = forward  # type: ignore[method-assign]  # one fault, in one place
-
-
-def _first_of_each(
-    rows: tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if rows is None:
-        return None
-    cos, sin = (each[:1].expand_as(each) for each in rows)
-    return cos, sin
+    def forward(self) -> torch.Tensor:
+        batch = get_global_ctx().batch
+        positions = batch.positions
+        assert positions is not None
+        batch.positions = torch.zeros_like(positions)
+        try:
+            return super().forward()
+        finally:
+            batch.positions = positions
 
 
 class LeavesOutANorm(BrokenLlama):

@@ -26,7 +26,7 @@ from minisgl_kernels_cuda import comm, plugin
 from minisgl_kernels_cuda.comm import CudaCommunicator, build_communicator, limits_for
 from minisgl_kernels_cuda.nccl import NcclLibrary, load_nccl
 from minisgl_kernels_cuda.settings import CudaKernelSettings
-from minisgl_kernels_cuda.units import DeviceSize, Loader
+from minisgl_kernels_cuda.units import ALLREDUCE, DeviceSize, Loader
 from tests.cuda_sim.simulator import SimulatedLoader
 from tests.fakes.peer_driver import PeerDriver
 from tests.kernels_cuda.reference import assert_near, make, rms_norm
@@ -73,8 +73,10 @@ def nccl(loader: Loader, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDL
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("simulated-comm")
+def kernels(loader: Loader, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("simulated-comm")
+    SimulatedLoader(folder).load(ALLREDUCE, torch.float32)  # before ranks do so side by side
+    return folder
 
 
 @pytest.fixture

@@ -7,12 +7,16 @@ library that the running environment lacks too (FlashInfer on a machine without 
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from email.parser import Parser
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -31,7 +35,7 @@ def make_environment(folder: Path, wheels: list[Path], extra: Iterable[str] = ()
     Args:
         folder: Where to make it.
         wheels: Wheels to install, with the requirements that they declare.
-        extra: Names of further packages to have, without their requirements.
+        extra: Names of further packages to have, with what they require.
 
     Returns:
         The path of its Python.
@@ -40,19 +44,56 @@ def make_environment(folder: Path, wheels: list[Path], extra: Iterable[str] = ()
     python = folder / "bin/python"
     inside = {"base": str(folder), "platbase": str(folder)}
     target = Path(sysconfig.get_path("purelib", scheme="venv", vars=inside))
-    for name in sorted(requirements_of(wheels) | set(extra)):
+    for name in sorted(requirements_of(wheels, extra)):
         for entry in top_level(distribution(name)):
             if not (target / entry.name).exists():
                 (target / entry.name).symlink_to(entry)
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", *map(str, wheels)], check=True)
+    install(python, *map(str, wheels))
     return python
 
 
-def requirements_of(wheels: list[Path]) -> set[str]:
-    """Names of all third-party packages that the wheels need, directly or not."""
+def install(python: Path, *what: str) -> None:
+    """Install wheels or folders, and nothing that they require, into an environment."""
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    flags = ["--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, *flags, *what], check=True, env=outside())
+
+
+def outside() -> dict[str, str]:
+    """Return variables with which neither the checkout nor its environment can be seen."""
+    hidden = ("PYTHON", "VIRTUAL_ENV", "MINISGL_", "CUDA_VISIBLE_DEVICES")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
+    return env | {"CUDA_VISIBLE_DEVICES": ""}  # a machine without a GPU, whatever this one has
+
+
+@contextmanager
+def serving(command: list[str], folder: Path, timeout_s: float = 240.0) -> Iterator[str]:
+    """Run a server, and yield its URL once it is ready."""
+    log = folder / "server.log"
+    with log.open("wb") as stream:
+        server = subprocess.Popen(
+            command, cwd=folder, env=outside(), stdout=stream, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not (found := re.search(r"ready: serving .* at (\S+) \(", log.read_text())):
+            assert server.poll() is None, f"ended early\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"timed out\n{log.read_text()}"
+            time.sleep(0.1)
+        yield found[1]
+    finally:
+        server.terminate()
+        try:
+            server.wait(timeout=60)
+        finally:
+            server.kill()
+
+
+def requirements_of(wheels: list[Path], extra: Iterable[str] = ()) -> set[str]:
+    """Names of all third-party packages that wheels and packages need, directly or not."""
     own = {dist.name for dist in distributions()}
     waiting = [req for wheel in wheels for req in declared(wheel) if req.name not in own]
+    waiting += map(Requirement, extra)
     needed: set[str] = set()
     while waiting:
         req = waiting.pop()

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import SettingsError
 from minisgl_server.bench.command import summarize, table
 from minisgl_server.bench.http_stream import Timing
+from minisgl_server.bench.plot import check_plot, write_plot
 from minisgl_server.bench.workload import shared_prefix_tasks
 from tests.server.server_process import ServerProcess
 
@@ -46,6 +48,26 @@ def test_a_trace_is_replayed(server: ServerProcess, tmp_path: Path) -> None:
     assert report["output_tokens_per_s"] * report["seconds"] == pytest.approx(7, rel=0.05)
 
 
+def test_a_picture_is_drawn(server: ServerProcess, tmp_path: Path) -> None:
+    path = tmp_path / "bench.png"
+    bench(server, f"--plot={path}", "--num-requests=8", "--max-tokens=8", "--prompt-words=9")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_nothing_can_be_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "bench.svg"
+    write_plot(path, [Timing(0.0, error="refused")], "nothing")
+    assert "<svg" in path.read_text()
+
+
+def test_without_matplotlib_a_picture_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SettingsError, match=r"needs matplotlib; pip install .*\[plot\]"):
+        check_plot(tmp_path / "bench.png")
+
+
 def test_percentiles_are_those_of_the_times() -> None:
     timings = [Timing(0.0, [0.01 * i, 0.01 * i + 0.002], 0.02 * i, 1, 2) for i in range(1, 101)]
     timings.append(Timing(0.0, error="refused"))
@@ -70,6 +92,9 @@ def test_prompts_of_a_group_share_their_beginning() -> None:
         ("--url=http://127.0.0.1:9/v1", "no server answers"),
         ("--request-rate=0", "--request-rate 0.0: must be above 0"),
         ("--trace=/nowhere", "--trace /nowhere: cannot be read"),
+        ("--num-requests=0", "--num-requests 0: must be at least 1"),
+        ("--plot=x.bmp", "--plot x.bmp: must end in .png"),
+        ("--plot=/nowhere/x.png", "there is no folder /nowhere"),
     ],
 )
 def test_a_wrong_flag_is_one_line(flag: str, complaint: str) -> None:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,8 +55,8 @@ class FaultyWorker(SchedulerWorker):
 
     wrong_step = 0
 
-    def _build_engine(self) -> tuple[Engine, str]:
-        engine, name = super()._build_engine()
+    def _build_engine(self, on_lost: Callable[[], None] | None = None) -> tuple[Engine, str]:
+        engine, name = super()._build_engine(on_lost)
         launch, num_launched = engine.forward_batch, 0
 
         def forward_batch(batch: Any) -> ForwardOutput:

@@ -48,6 +48,11 @@ class Stream:
         """Make this the stream to which the ``with`` block submits."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
+    def wait_for_current(self) -> None:
+        """Let work submitted here from now on wait for what the current stream has so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
     def synchronize(self) -> None:
         """Block the host until all submitted work is done."""
         if self._stream is not None:

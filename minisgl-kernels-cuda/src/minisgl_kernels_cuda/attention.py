@@ -159,7 +159,10 @@ def build_attention(config: AttentionConfig) -> DecodeAttention:
     compiler = Compiler(size.arch, cache_folder(settings.cache_dir))
     has_pdl = torch.cuda.get_device_capability(config.device) >= _MIN_PDL
     loader = DeviceLoader(config.device, compiler, has_pdl and settings.pdl != "off")
-    return DecodeAttention(config, loader, size)
+    backend = DecodeAttention(config, loader, size)
+    # What it has set to zero will be used on the engine's stream.
+    torch.cuda.current_stream(config.device).synchronize()
+    return backend
 
 
 def _aligned(q: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ def run(context: CommandContext) -> int:
     bench = LayerBench(shape)
     if arguments.tune:
         if not arguments.json:
-            logging.basicConfig(level=logging.INFO, format="%(message)s")
+            # The command line shows warnings alone, and tuning takes its time.
+            logging.getLogger("minisgl_moe_triton").setLevel(logging.INFO)
         table = keep_tuned(bench, token_counts, table)
     rows = time_layer(bench, token_counts, table)
     if arguments.json:

@@ -97,6 +97,9 @@ def _add_bench_arguments(parser: ArgumentParser) -> None:
     work.add_argument("--seed", type=int, default=0, metavar="INT", help="[default 0]")
     output = parser.add_argument_group("report")
     output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--plot", metavar="FILE", help="draw distributions and throughput as .png, .svg or .pdf"
+    )
     for name, what in (("ttft", "time to first token"), ("itl", "mean time between tokens")):
         output.add_argument(
             f"--goodput-{name}-s",

@@ -11,6 +11,7 @@ from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from minisgl.config.placement import Placement
 from minisgl.errors import MinisglError, WorkerError
 from minisgl.message.lifecycle import ReadyMsg
 from minisgl.workers.contract import Endpoints, LogOptions, Role, WorkerSpec
@@ -25,7 +26,10 @@ _POLL_S = 0.2
 
 
 class WorkerGroup:
-    """All workers of one server; whoever makes it ends it with `stop` or `kill`."""
+    """All workers of one node; whoever makes it ends it with `stop` or `kill`.
+
+    The first node has those that turn text into tokens and back, and rank 0.
+    """
 
     def __init__(self, settings: Settings, endpoints: Endpoints, log: LogOptions) -> None:
         """Start every worker; none is ready yet.
@@ -35,9 +39,12 @@ class WorkerGroup:
             endpoints: Where everyone listens.
             log: How they log.
         """
-        roles: list[tuple[Role, int]] = [("detokenizer", 0)]
-        roles += [("tokenizer", i) for i in range(endpoints.num_tokenizers)]
-        roles += [("scheduler", rank) for rank in range(settings.engine.tp)]
+        placement = Placement.of(settings.engine)
+        roles: list[tuple[Role, int]] = []
+        if placement.is_first:
+            roles.append(("detokenizer", 0))
+            roles += [("tokenizer", i) for i in range(endpoints.num_tokenizers)]
+        roles += [("scheduler", rank) for rank in placement.ranks]
         packed, pid = pickle.dumps(settings), os.getpid()
         self.workers: list[Worker] = []
         try:

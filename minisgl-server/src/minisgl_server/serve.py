@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minisgl.config.placement import Placement
 from minisgl.errors import SettingsError
 from minisgl.message.folder import SocketFolder
 from minisgl.message.lifecycle import ReadyMsg
@@ -16,6 +17,7 @@ from minisgl.plugin.commands import CommandContext
 from minisgl.plugin.hooks import server_routes
 from minisgl.workers.contract import Endpoints, LogOptions
 from minisgl.workers.logs import configure_logging
+from minisgl_server import follow
 from minisgl_server.api.app import create_app
 from minisgl_server.chat import command as chat
 from minisgl_server.engine_client import EngineClient, EngineFacts
@@ -50,7 +52,10 @@ def run(context: CommandContext) -> int:
     settings = context.filled_settings
     own = settings.section(ServerSettings)
     log = LogOptions(own.log_level.upper(), own.log_format)
-    configure_logging(log, "server")
+    placement = Placement.of(settings.engine)
+    configure_logging(log, "server" if placement.is_first else f"node {placement.node_rank}")
+    if not placement.is_first:
+        return follow.run(settings, log)
     started_s = time.monotonic()
     template = _read_template(own)
     with ExitStack() as stack:

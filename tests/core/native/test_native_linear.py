@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.native.library import unavailable_reason
+from minisgl.ops.contract import GatedActivation
 from minisgl.ops.native_linear import NativeLinear, pack_gated_linear, pack_linear
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="needs a C++ compiler")
@@ -15,16 +19,17 @@ pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="needs 
 # (out, in): whole vectors and not, one output, one input, more inputs than are summed at once.
 SHAPES = [(192, 64), (100, 65), (33, 16), (7, 1), (1, 33), (40, 2500), (95, 130)]
 ROWS = [1, 2, 3, 6, 7, 13, 14, 15, 28, 29, 64, 97, 130]
-ACTIVATIONS = {
+ACTIVATIONS: dict[GatedActivation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
 
 def make_weight(num_outputs: int, num_inputs: int) -> Tensor:
     gen = torch.Generator().manual_seed(num_outputs)
-    return torch.randn(num_outputs, num_inputs, generator=gen) / num_inputs**0.5
+    weight = torch.randn(num_outputs, num_inputs, generator=gen)
+    return weight.div_(num_inputs**0.5)
 
 
 def exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -38,7 +43,7 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
 
 
 @pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> int:
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Run with so many threads."""
     before, count = torch.get_num_threads(), int(request.param)
     torch.set_num_threads(count)
@@ -66,12 +71,12 @@ def test_every_row_count_gives_the_product(
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(48, 64), (17, 33), (5, 2500)])
 def test_gates_are_activated_and_multiplied(
-    shape: tuple[int, int], has_bias: bool, name: str
+    shape: tuple[int, int], has_bias: bool, name: GatedActivation
 ) -> None:
     num_outputs, num_inputs = shape
     weight = make_weight(2 * num_outputs, num_inputs)
     bias = torch.randn(2 * num_outputs) if has_bias else None
-    linear = pack_gated_linear(weight, bias, name)  # type: ignore[arg-type]  # a literal
+    linear = pack_gated_linear(weight, bias, name)
     for num_rows in ROWS:
         x = torch.randn(num_rows, num_inputs)
         gate, up = exact(x, weight, bias).chunk(2, dim=-1)

@@ -14,6 +14,8 @@ with pytest.MonkeyPatch.context() as patch:
     patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm: Any = pytest.importorskip("litellm", reason="needs the group 'clients'")
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # it makes many about itself
+
 HELLO = [{"role": "user", "content": "Hello"}]
 
 

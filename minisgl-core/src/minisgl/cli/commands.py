@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, BooleanOptionalAction
 
+from minisgl.cli.plugin_kinds import PLUGIN_KINDS
 from minisgl.plugin.commands import Subcommand
 from minisgl.plugin.hookspecs import hookimpl
 
@@ -34,6 +35,15 @@ def minisgl_subcommands() -> list[Subcommand]:
             run="minisgl.cli.new_plugin:run",
             positionals="KIND NAME",
             add_arguments=_add_new_plugin_arguments,
+        ),
+        Subcommand(
+            name="replay",
+            summary="run a trace of --record again and say where behaviour differs",
+            run="minisgl.cli.replay:run",
+            has_settings=True,
+            positionals="FILE",
+            add_arguments=_add_replay_arguments,
+            complete_settings="minisgl.cli.replay:recorded_settings",
         ),
         Subcommand(
             name="completion",
@@ -97,11 +107,25 @@ def _add_plugins_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", help="ask for the head sizes and dtype of this model")
 
 
+def _add_replay_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("replay")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    group.add_argument(
+        "--decisions-only",
+        action="store_true",
+        help="load no model and compute nothing: only the scheduler, cache and policy run",
+    )
+
+
 def _add_new_plugin_arguments(parser: ArgumentParser) -> None:
+    parser.usage = "minisgl plugins new KIND NAME [flags]"
+    parser.epilog = f"KIND is one of {', '.join(PLUGIN_KINDS)}. NAME is what users pick it by."
     parser.add_argument("--dir", metavar="DIR", default=".", help="where the folder goes [here]")
     parser.add_argument(
         "--distribution", metavar="NAME", help="name to install it by [minisgl-KIND-NAME]"
     )
-    parser.add_argument("--license", metavar="ID", default="Apache-2.0", help="or MIT")
+    parser.add_argument(
+        "--license", metavar="ID", default="Apache-2.0", help="Apache-2.0 or MIT [Apache-2.0]"
+    )
     parser.add_argument("--author", metavar="TEXT", help="who holds the rights")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

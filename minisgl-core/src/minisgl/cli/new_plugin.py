@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -59,9 +60,12 @@ def write_files(folder: Path, rendered: dict[str, str]) -> Path:
 
 def _report(names: PluginNames, folder: Path, files: list[str], is_json: bool) -> None:
     """Say what was written, and the next three commands."""
-    install = f"pip install --editable '{folder}[test]'"
-    steps = {install: "install it", f"pytest {folder}": "test it"}
-    steps["minisgl plugins"] = "see it"
+    place = shlex.quote(str(folder))
+    steps = {
+        "install it": f"pip install --editable {shlex.quote(f'{folder}[test]')}",
+        "test it": f"pytest {place}",
+        "see it": "minisgl plugins",
+    }
     if is_json:
         document = {
             "folder": str(folder.resolve()),
@@ -70,12 +74,12 @@ def _report(names: PluginNames, folder: Path, files: list[str], is_json: bool) -
             "distribution": names.distribution,
             "package": names.package,
             "files": files,
-            "next": list(steps),
+            "next": list(steps.values()),
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     lines = [f"{folder}: {names.kind.phrase}, {names.kind.summary}", ""]
     lines += [f"  {path}" for path in files]
-    width = max(map(len, steps))
-    lines += ["", "next:", *(f"  {step:<{width}}  # {why}" for step, why in steps.items())]
+    lines += ["", *(f"{why + ':':<12} {step}" for why, step in steps.items())]
+    lines += [f"change it:   {folder / 'README.md'} says where"]
     sys.stdout.writelines(f"{line}\n" for line in lines)

@@ -87,7 +87,7 @@ def refuse_taken(names: PluginNames, plugins: PluginManager) -> None:
     kind, name = names.kind, names.name
     if name in _taken(kind, plugins):
         raise SettingsError(
-            f"NAME {name}: an installed distribution offers a {kind.noun} of this name; "
+            f"NAME {name}: an installed distribution offers {kind.phrase} of this name; "
             "see `minisgl plugins`, and choose another one"
         )
     if any(True for _ in Distribution.discover(name=names.distribution)):

@@ -62,7 +62,6 @@ def _values(names: PluginNames, license_id: str, author: str) -> dict[str, str]:
         "distribution": names.distribution,
         "package": names.package,
         "class_name": names.class_name,
-        "settings_class": f"{names.class_name}Settings",
         "keyword": names.name.replace("-", "_"),
         "variable": names.name.replace("-", "_").upper(),
         "group": f'"{kind.group}"' if "." in kind.group else kind.group,

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 RANK_ENDED = "another rank is gone: its process has ended"
 
-_GRACE_S = 0.5  # ranks that end in order do so within this time of each other
+_GRACE_S = 1.0  # ranks that end in order do so within this time of each other
 _CLOSE_S = 2.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = "/proc/self/ns/pid"
@@ -50,7 +50,7 @@ class PeerWatch:
         Args:
             pids: Processes of this machine; this one itself is left out.
             on_lost: Called at most once, when the first of them has ended and this watch has not
-                been closed within half a second.
+                been closed within a second.
             links: Connections to ranks that say nothing over them; closed by `close`.
         """
         self._on_lost = on_lost

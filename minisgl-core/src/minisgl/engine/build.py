@@ -17,11 +17,11 @@ from minisgl.config.placement import Placement
 from minisgl.core import Context
 from minisgl.device import pick_device, set_cpu_threads
 from minisgl.distributed.contract import CommConfig, Communicator
+from minisgl.engine.agreement import check_nodes_agree
 from minisgl.engine.backends import EngineBackends
 from minisgl.engine.contract import EngineLimits
 from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
-from minisgl.engine.agreement import check_nodes_agree
 from minisgl.engine.memory import MemoryBudget, count_pages
 from minisgl.engine.prefill_graph import launch_bound_tokens, prefill_graph_sizes
 from minisgl.errors import SettingsError

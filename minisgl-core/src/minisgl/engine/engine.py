@@ -93,6 +93,8 @@ class Engine(StepEngine):
         self._outputs = OutputRing(num_rows, parts.device)
         self._graphs = GraphRunner(parts.graph_sizes)
         self._prefill_graphs = PrefillGraphs(parts.prefill_graph_sizes)
+        # Weights, pools and tables were filled on the default stream, perhaps not to the end yet.
+        self._stream.wait_for_current()
         with torch.inference_mode(), self._stream.activate():
             self._inputs = StepInputs(self._ctx, self._params, num_rows)
             self._warm_up()

@@ -88,7 +88,7 @@ class Followers:
 
     def wait_for_failure(self, timeout_s: float) -> MinisglError | None:
         """Wait for one of them to fail, and return the cause."""
-        self._thread.join(timeout_s)
+        self._thread.join(timeout_s if self._specs else 0.0)
         return self._failure
 
     def end(self, timeout_s: float = 0.0) -> None:
@@ -133,6 +133,8 @@ class Followers:
         starting = {worker.connection: worker for worker in workers}
         sentinels = {worker.sentinel: worker for worker in workers}
         while True:
+            if not starting:
+                self._ready.set()
             for item in mp_connection.wait([self._woken, *starting, *sentinels]):
                 if item is self._woken:
                     return
@@ -142,8 +144,6 @@ class Followers:
                         continue
                 self._failure = _cause(workers, is_starting=bool(starting))
                 return
-            if not starting:
-                self._ready.set()
 
 
 def _cause(workers: Sequence[Worker], is_starting: bool) -> MinisglError:

@@ -181,13 +181,13 @@ class _Member:
 
     def _on_lost(self) -> None:
         """End the group because a rank is gone that nobody here has started."""
-        self._driver.fail(self._followers.wait_for_failure(_NOTICE_S) or CommError(RANK_ENDED))
+        self._driver.fail(self._followers.wait_for_failure(_NOTICE_S) or WorkerError(RANK_ENDED))
         self._followers.end()
 
     def _give_up(self, error: Exception) -> None:
         """End the group after an error of this rank, or one that another rank has caused."""
         if isinstance(error, CommError):
-            error = self._followers.wait_for_failure(_EXPLAIN_S) or error
+            error = self._followers.wait_for_failure(_EXPLAIN_S) or WorkerError(str(error))
         self._driver.fail(error)
         self._followers.end()
         if self._is_built:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from minisgl.engine.contract import (
 )
 from minisgl.engine.logprobs import plan_scores
 from minisgl.replay.requests import Script
+from minisgl.scheduler.contract import ScheduledReq
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,14 @@ class TokenDifference:
     replayed: int
 
 
+class Place(NamedTuple):
+    """Whose token one row of a result is, and which of its output."""
+
+    req: ScheduledReq
+    script: Script
+    token_index: int
+
+
 class ScriptedEngine(StepEngine):
     """Replaces what an engine samples, and compares it where the model should have chosen it.
 
@@ -46,17 +56,14 @@ class ScriptedEngine(StepEngine):
         differences: Of each request the first token that was another, in order.
     """
 
-    def __init__(
-        self, inner: StepEngine, eos_token_ids: frozenset[int], tick: Callable[[], int]
-    ) -> None:
+    def __init__(self, inner: StepEngine, tick: Callable[[], int]) -> None:
         """Stand around an engine.
 
         Args:
             inner: Computes.
-            eos_token_ids: Those of the recording.
             tick: The scheduler's clock.
         """
-        self.limits = replace(inner.limits, eos_token_ids=eos_token_ids)
+        self.limits = inner.limits
         self.backends = inner.backends
         self.differences: list[TokenDifference] = []
         self._inner = inner
@@ -74,20 +81,27 @@ class ScriptedEngine(StepEngine):
         flags = batch.is_sampled if batch.is_prefill else [True] * batch.size
         rows = zip(batch.reqs, host.seq_lens.tolist(), flags, strict=True)
         places = [
-            (self._scripts[req.uid], seq_len - req.prompt_len) for req, seq_len, yes in rows if yes
+            Place(cast("ScheduledReq", req), self._scripts[req.uid], seq_len - req.prompt_len)
+            for req, seq_len, is_sampled in rows
+            if is_sampled
         ]
         return _ScriptedOutput(self._inner.forward_batch(batch), self, places)
 
-    def rewrite(self, result: StepResult, places: list[tuple[Script, int]]) -> StepResult:
-        """Put the known tokens in place of the sampled ones."""
+    def rewrite(self, result: StepResult, places: list[Place]) -> StepResult:
+        """Put the known tokens in place of the sampled ones.
+
+        Whether one of them ends its request is part of the recording too, and does not follow from
+        the token where tokens are made up: so the request is told.
+        """
         tokens = result.token_ids.copy()
-        for row, (script, index) in enumerate(places):
+        for row, (req, script, index) in enumerate(places):
             known = script.output_token(index)
             if known is None:
                 continue
             if known != tokens[row] and script.is_comparable:
                 self._note(script, index, int(tokens[row]))
             tokens[row] = known
+            req.stop_ids = frozenset((known,)) if script.is_stop(index) else frozenset()
         return replace(result, token_ids=tokens)
 
     def _note(self, script: Script, index: int, token: int) -> None:
@@ -100,9 +114,7 @@ class ScriptedEngine(StepEngine):
 class _ScriptedOutput(ForwardOutput):
     """A launched step whose tokens are replaced when they come."""
 
-    def __init__(
-        self, inner: ForwardOutput, engine: ScriptedEngine, places: list[tuple[Script, int]]
-    ) -> None:
+    def __init__(self, inner: ForwardOutput, engine: ScriptedEngine, places: list[Place]) -> None:
         self._inner = inner
         self._engine = engine
         self._places = places

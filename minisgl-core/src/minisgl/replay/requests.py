@@ -38,6 +38,11 @@ class Script:
         is_repeatable = params.get("temperature", 0.0) == 0 or params.get("seed") is not None
         return is_repeatable and self.arrival.token_ids is not None
 
+    def is_stop(self, index: int) -> bool:
+        """Whether a token of the output ended the request."""
+        ending = self.ending
+        return ending is not None and ending.reason == "stop" and index == ending.num_tokens - 1
+
     def output_token(self, index: int) -> int | None:
         """Return a token of the output, or ``None`` where it is not known."""
         at = self.arrival.prompt_len + index
@@ -56,8 +61,7 @@ class Scripts:
         """
         self._header = trace.header
         self._vocab_size = vocab_size
-        self._stop_id = vocab_size - 1
-        self._invented = InventedTokens(trace.header.block_size, vocab_size - 1)
+        self._invented = InventedTokens(trace.header.block_size, vocab_size)
         self.all = [self._script(*pair) for pair in _paired(trace)]
 
     def message(self, script: Script) -> UserMsg:
@@ -69,7 +73,7 @@ class Scripts:
         return UserMsg(arrival.uid, ids, self._params(script), arrival.priority)
 
     def _params(self, script: Script) -> SamplingParams:
-        """Return how to sample; made-up tokens end a request by a token of their own."""
+        """Return how to sample; made-up tokens never end a request by themselves."""
         fields = dict(script.arrival.params)
         for name in ("stop", "stop_token_ids"):
             if name in fields:
@@ -79,8 +83,6 @@ class Scripts:
             fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"]}
         if not self._header.has_prompts:
             fields["ignore_eos"] = True
-            if script.ending is not None and script.ending.reason == "stop":
-                fields["stop_token_ids"] = (self._stop_id,)
         return SamplingParams(**fields)
 
     def _script(self, arrival: Arrival, ending: Ending | None) -> Script:
@@ -91,21 +93,24 @@ class Scripts:
             return Script(arrival, ending, np.array([*arrival.token_ids, *output], np.int32))
         num_tokens = arrival.prompt_len + (0 if ending is None else ending.num_tokens)
         names = arrival.blocks + ([] if ending is None else ending.blocks)
-        tokens = self._invented.sequence(names, num_tokens)
-        if ending is not None and ending.reason == "stop" and ending.num_tokens:
-            tokens[-1] = self._stop_id
-        return Script(arrival, ending, tokens)
+        return Script(arrival, ending, self._invented.sequence(names, num_tokens))
 
 
 class InventedTokens:
-    """Makes up tokens for named blocks, the same ones for the same name."""
+    """Makes up tokens for named blocks, the same ones for the same name.
+
+    Blocks are numbered, and a number's digits are the tokens. Where there are fewer different
+    blocks than names, as with blocks of one token, two behind the same prefix still differ.
+    """
 
     def __init__(self, block_size: int, num_ids: int) -> None:
         """Invent ids below ``num_ids``."""
         self._block_size = block_size
         self._num_ids = num_ids
+        self._num_different = num_ids**block_size
         self._blocks: dict[str, np.ndarray] = {}
-        self._num_children: dict[str, int] = defaultdict(int)
+        self._num_blocks = 0
+        self._children: dict[str, set[int]] = defaultdict(set)  # numbers behind a prefix
 
     def sequence(self, names: list[str], num_tokens: int) -> np.ndarray:
         """Return ``[num_tokens]`` int32 that begins with the named blocks.
@@ -121,18 +126,23 @@ class InventedTokens:
             last = name
         num_left = num_tokens - len(names) * self._block_size
         while num_left > 0:
-            # Each of these blocks is a child of the one before, which nobody else has.
-            rest = self._new_block(last)
-            last = f"{last}/{self._num_children[last]}"
-            blocks.append(rest[:num_left])
+            # Nobody else has a block behind this one.
+            blocks.append(self._new_block(last)[:num_left])
+            last = f"after block {self._num_blocks}"
             num_left -= self._block_size
         tokens = np.concatenate(blocks) if blocks else np.empty(0, np.int32)
         return tokens[:num_tokens].copy()
 
     def _new_block(self, parent: str) -> np.ndarray:
-        """Return a block that no other child of ``parent`` has: its number, digit by digit."""
-        number = self._num_children[parent]
-        self._num_children[parent] += 1
+        """Return a block that no other one behind the prefix ``parent`` is like."""
+        siblings = self._children[parent]
+        if len(siblings) >= self._num_different:
+            siblings.clear()  # no real tokens could be that different either
+        number = self._num_blocks % self._num_different
+        while number in siblings:
+            number = (number + 1) % self._num_different
+        siblings.add(number)
+        self._num_blocks += 1
         digits = np.zeros(self._block_size, np.int32)
         for place in range(self._block_size):
             number, digits[place] = divmod(number, self._num_ids)

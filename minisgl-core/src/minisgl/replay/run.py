@@ -57,10 +57,14 @@ class ReplayIO(SchedulerIO):
         """When the next message comes, or ``None``."""
         return self._queue[0][0] if self._queue else None
 
+    def is_due(self, tick: int) -> bool:
+        """Whether there is a message at a tick."""
+        return self.next_tick is not None and self.next_tick <= tick
+
     def receive(self, block: bool) -> list[SchedulerMsg]:
         """Return what is due; never blocks."""
         messages: list[SchedulerMsg] = []
-        while self._queue and self._queue[0][0] <= self.clock():
+        while self.is_due(self.clock()):
             _, message, script = self._queue.popleft()
             if script is not None:
                 self._engine.expect(script)
@@ -74,20 +78,24 @@ class ReplayIO(SchedulerIO):
 class Replay:
     """One run of a trace on an engine and a scheduler of the caller's choice."""
 
-    def __init__(self, trace: Trace, engine: StepEngine, build: BuildScheduler) -> None:
+    def __init__(
+        self, trace: Trace, engine: StepEngine, build: BuildScheduler, *, has_model: bool = True
+    ) -> None:
         """Prepare.
 
         Args:
             trace: What to run.
             engine: Computes; its tokens are replaced by those of the trace where these are known.
             build: Makes the scheduler.
+            has_model: Whether the engine computes, so that its tokens can be compared with
+                recorded ones.
         """
         self._trace = trace
+        self._has_tokens = has_model and trace.header.has_prompts
         self._build = build
         self._events: list[Event] = []
         self._tap = Tap(self._note)
-        eos = frozenset(trace.header.limits["eos_token_ids"])
-        self._engine = ScriptedEngine(engine, eos, lambda: self._tap.tick)
+        self._engine = ScriptedEngine(engine, lambda: self._tap.tick)
         self._io = ReplayIO(trace, Scripts(trace, engine.limits.vocab_size), self._engine)
         self._io.clock = lambda: self._tap.tick
         self._restarts = deque(e.tick for e in trace.events if isinstance(e, Restart))
@@ -99,19 +107,20 @@ class Replay:
         while True:
             if self._restarts and self._tap.tick >= self._restarts[0]:
                 scheduler = self._restart()
-            if not scheduler.has_work and not self._skip():
+            elif scheduler.has_work or self._io.is_due(self._tap.tick + 1):
+                if end_tick is not None and self._tap.tick >= end_tick:
+                    break
+                scheduler.step()
+            elif not self._skip():
                 break
-            if end_tick is not None and self._tap.tick >= end_tick:
-                break
-            scheduler.step()
         if self._trace.is_complete:
             scheduler.shutdown()
         return compare(
             self._comparable(self._trace.events),
             self._comparable(self._events),
-            self._engine.differences,
+            self._engine.differences if self._has_tokens else (),
             is_complete=self._trace.is_complete,
-            has_tokens=self._trace.header.has_prompts,
+            has_tokens=self._has_tokens,
         )
 
     def _start(self) -> Scheduler:
@@ -124,14 +133,13 @@ class Replay:
         return self._start()
 
     def _skip(self) -> bool:
-        """Move the clock on to the next message; returns whether there is one."""
-        due = [tick for tick in (self._io.next_tick, *list(self._restarts)[:1]) if tick is not None]
-        if not due:
-            return False
-        is_message = self._io.next_tick is not None and min(due) == self._io.next_tick
-        # Asking for messages moves the clock by one.
-        self._tap.tick = max(self._tap.tick, min(due) - (1 if is_message else 0))
-        return True
+        """Move the clock on to where something happens again; returns whether anything does."""
+        next_message = self._io.next_tick
+        due = [] if next_message is None else [next_message - 1]  # asking for it is a tick
+        due += list(self._restarts)[:1]
+        if due:
+            self._tap.tick = max(self._tap.tick, min(due))
+        return bool(due)
 
     def _end_tick(self) -> int | None:
         """Return when to stop although there is work: where the recording did."""

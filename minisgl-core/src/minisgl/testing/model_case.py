@@ -16,7 +16,7 @@ from minisgl.attention.contract import AttentionConfig
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.core import Batch, Context
 from minisgl.distributed.contract import Communicator
-from minisgl.distributed.torch_comm import SingleCommunicator
+from minisgl.distributed.single import SingleCommunicator
 from minisgl.kvcache.pool import KVPool, PoolShape
 from minisgl.layers.base import LoadTarget
 from minisgl.models.config import ModelConfig, normalize_config

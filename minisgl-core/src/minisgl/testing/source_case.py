@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from minisgl.distributed.torch_comm import SingleCommunicator
+from minisgl.distributed.single import SingleCommunicator
 from minisgl.errors import ModelError
 from minisgl.models.config import normalize_config
 from minisgl.models.contract import ModelBuild

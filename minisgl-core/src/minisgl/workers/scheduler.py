@@ -75,7 +75,7 @@ class SchedulerWorker:
             for line in backends.describe():
                 logger.info("%s", line)
         recorder = Recorder.of(self._settings) if self._spec.index == 0 else None
-        engine, name = self._build_engine()
+        engine, name = self._meet_and_build(report)
         ends = self._ends(engine)
         if recorder is not None:
             ends = recorder.attach(*ends, backends.names())

@@ -331,11 +331,8 @@ INLINE void decode(const Step& s) {
     if (blockIdx.x < num_blocks) walk<D, WARPS>(buffer, s, table, Part(total, num_blocks));
 }
 
-// As many warps of a multiprocessor as plans count on, with the registers that these need.
-constexpr int MAX_WARPS(int d) { return d == 64 ? 16 : 12; }
-
 #define MINISGL_ATTENTION(D, WARPS)                                                            \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, MAX_WARPS(D) / WARPS)             \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, (Shape<D, WARPS>::BLOCKS))         \
     attention_##D##_##WARPS(                                                                   \
         scalar* out, const scalar* q, const scalar* k, const scalar* v, const int* page_table, \
         const int* rows, const int* seq_lens, float4* partials, int* arrived, i64 q_stride,    \

@@ -16,6 +16,7 @@ struct Shape {
     static constexpr int TILES = D / 16;               // of the sums, 16 dimensions each
     static constexpr int PARTIAL = TILES * 32 + 4;     // float4 of sums in memory
     static constexpr int MINE = TILES > WARPS ? TILES / WARPS : 1;  // a warp's share of a merge
+    static constexpr int BLOCKS = 12 / WARPS;          // per multiprocessor, as plans count on
 };
 
 #ifndef MINISGL_SIMULATOR
@@ -276,7 +277,7 @@ INLINE void add_values(Sums<TILES>& sums, const Values<PIECES>& v, const Weights
 template <int D>
 INLINE void attend(Sums<D / 16>& sums, const Queries<D>& q, const uint4* slot, int num_keys,
                    float scale) {
-    constexpr int PIECES = q.PIECES;
+    constexpr int PIECES = Queries<D>::PIECES;
     int lane = threadIdx.x % 32;
     float w[4] = {}, rest[4] = {};  // two chains of products, as each waits for the one before
 #pragma unroll

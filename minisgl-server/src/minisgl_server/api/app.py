@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -14,12 +16,24 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from minisgl_server import __version__
-from minisgl_server.api.admin import AdminRoutes
+from minisgl_server.api.admin import METRICS_TYPE, AdminRoutes
 from minisgl_server.api.completions import CompletionRoutes
 from minisgl_server.api.errors import ApiError
 from minisgl_server.api.generate import GenerateRoute
-from minisgl_server.api.openapi import ERRORS, body_of, describe_app
+from minisgl_server.api.openapi import ERRORS, Described, describe_app
 from minisgl_server.api.page import PageRoute
+from minisgl_server.api.replies import (
+    Aborted,
+    ChatCompletion,
+    Completion,
+    Flushed,
+    Health,
+    ModelCard,
+    ModelList,
+    Text,
+    Tokens,
+    Version,
+)
 from minisgl_server.api.requests import ClientDisconnect
 from minisgl_server.api.schemas import (
     AbortRequest,
@@ -51,8 +65,10 @@ def create_app(state: ServerState, extra_routes: Sequence[object] = ()) -> FastA
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
     )
-    app.openapi = lambda: describe_app(app)  # type: ignore[method-assign]  # FastAPI's own way
-    _add_routes(app, state)
+    routes = _routes(state)
+    described = {route.path.replace(":path", ""): route.described for route in routes}
+    app.openapi = lambda: describe_app(app, described)  # type: ignore[method-assign]  # as FastAPI
+    _add_routes(app, routes)
     for route in extra_routes:
         if isinstance(route, BaseRoute):
             app.router.routes.append(route)
@@ -76,41 +92,50 @@ def create_app(state: ServerState, extra_routes: Sequence[object] = ()) -> FastA
     return app
 
 
-def _add_routes(app: FastAPI, state: ServerState) -> None:
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """One path operation."""
+
+    method: str
+    path: str
+    endpoint: Callable[..., Any]  # FastAPI reads its signature
+    described: Described
+
+
+def _routes(state: ServerState) -> list[_Route]:
     completions, text, admin = CompletionRoutes(state), TextRoutes(state), AdminRoutes(state)
-    generate = GenerateRoute(state)
-    posts = (
-        ("/v1/chat/completions", completions.chat, ChatRequest),
-        ("/v1/completions", completions.complete, CompletionRequest),
-        ("/tokenize", text.tokenize, TokenizeRequest),
-        ("/detokenize", text.detokenize, DetokenizeRequest),
-        ("/generate", generate.generate, GenerateRequest),
-        ("/abort", admin.abort, AbortRequest),
-    )
-    for path, endpoint, model in posts:
+    generate = GenerateRoute(state).generate
+    metrics = Described(text_type=METRICS_TYPE)
+    chat = Described(ChatRequest, ChatCompletion, is_stream=True)
+    complete = Described(CompletionRequest, Completion, is_stream=True)
+    return [
+        _Route("POST", "/v1/chat/completions", completions.chat, chat),
+        _Route("POST", "/v1/completions", completions.complete, complete),
+        _Route("POST", "/tokenize", text.tokenize, Described(TokenizeRequest, Tokens)),
+        _Route("POST", "/detokenize", text.detokenize, Described(DetokenizeRequest, Text)),
+        _Route("POST", "/generate", generate, Described(GenerateRequest, is_stream=True)),
+        _Route("POST", "/abort", admin.abort, Described(AbortRequest, Aborted)),
+        _Route("POST", "/flush_cache", admin.flush_cache, Described(reply=Flushed)),
+        _Route("GET", "/health", admin.health, Described(reply=Health)),
+        _Route("GET", "/version", admin.version, Described(reply=Version)),
+        _Route("GET", "/metrics", admin.metrics, metrics),
+        _Route("GET", "/v1/models", admin.models, Described(reply=ModelList)),
+        _Route("GET", "/v1/models/{model_id:path}", admin.model, Described(reply=ModelCard)),
+    ]
+
+
+def _add_routes(app: FastAPI, routes: Sequence[_Route]) -> None:
+    for route in routes:
         app.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
+            route.path,
+            route.endpoint,
+            methods=[route.method],
             responses=ERRORS,
-            openapi_extra=body_of(model),
             response_model=None,
         )
     app.add_api_route(
-        "/flush_cache", admin.flush_cache, methods=["POST"], responses=ERRORS, response_model=None
-    )
-    gets = (
-        ("/health", admin.health),
-        ("/version", admin.version),
-        ("/metrics", admin.metrics),
-        ("/v1/models", admin.models),
-        ("/v1/models/{model_id:path}", admin.model),
-    )
-    app.add_api_route(
         "/", PageRoute().page, methods=["GET"], include_in_schema=False, response_model=None
     )
-    for path, reader in gets:
-        app.add_api_route(path, reader, methods=["GET"], responses=ERRORS, response_model=None)
 
 
 def _add_error_forms(app: FastAPI) -> None:

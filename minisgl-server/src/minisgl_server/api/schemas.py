@@ -65,6 +65,16 @@ _WITHOUT_EFFECT = frozenset(
 """Parameters that say nothing about the answer's text."""
 
 
+def _add_tolerated(schema: Json) -> None:
+    """Describe the parameters that are no fields: those above, with what they may be."""
+    for name in sorted(_WITHOUT_EFFECT):
+        schema["properties"][name] = {"description": "Accepted, without effect"}
+    for name, values in _UNCHANGED.items():
+        unique = [value for i, value in enumerate(values) if value not in values[:i]]
+        described = {"enum": unique, "description": "Only what changes nothing"}
+        schema["properties"].setdefault(name, described)
+
+
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
@@ -77,7 +87,7 @@ class StreamOptions(BaseModel):
 class GenerationRequest(BaseModel):
     """What chat and plain completions have in common."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_add_tolerated)
 
     default_max_tokens: ClassVar[int | None] = None
 

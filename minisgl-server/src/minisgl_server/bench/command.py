@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
 from minisgl_server.bench.http_stream import Timing, time_completion
+from minisgl_server.bench.plot import check_plot, write_plot
 from minisgl_server.bench.workload import Task, random_tasks, shared_prefix_tasks, trace_tasks
 
 _PERCENTILES = (50, 90, 99)
@@ -32,10 +33,16 @@ def run(context: CommandContext) -> int:
     """
     arguments = context.arguments
     tasks = _tasks(arguments)
+    if arguments.plot:
+        check_plot(Path(arguments.plot))
     model = arguments.model or _first_model(arguments.url, arguments.api_key)
     start = time.perf_counter()
     timings = asyncio.run(_send_all(arguments, model, tasks))
     report = summarize(timings, time.perf_counter() - start, arguments)
+    if arguments.plot:
+        rate = f"{report['output_tokens_per_s']} output tokens/s"
+        title = f"{model}: {report['num_requests']} requests in {report['seconds']} s, {rate}"
+        write_plot(Path(arguments.plot), timings, title)
     if arguments.json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:

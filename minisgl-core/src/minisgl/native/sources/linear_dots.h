@@ -94,7 +94,7 @@ inline void run(const Weight& weight, const float* x, int64_t x_stride, float* o
         int64_t stop = panels::smaller(group + GROUP, outputs.end);
         const float* next = weight.data + stop * depth;
         const float* after = next + GROUP * depth;
-        Ahead ahead(next, after < end ? after : end, STEP * OUTPUTS * LANES * 4 / 64, blocks.count);
+        Ahead ahead(next, after < end ? after : end, STEP * OUTPUTS * LANES / LINE_FLOATS, blocks.count);
         for (int64_t o = group; o < stop; o += OUTPUTS) {
             for (int64_t block = 0; block < blocks.count; ++block) {
                 int64_t row = blocks.begin(block);

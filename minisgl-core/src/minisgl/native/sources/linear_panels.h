@@ -42,6 +42,7 @@ constexpr int MAX_ROWS = 14;  // 28 of 32 registers are sums
 constexpr int MAX_ROWS = 6;
 #endif
 constexpr int64_t DEPTH = 1024;
+constexpr int64_t NEAR = 12;  // inputs that the first-level cache is ahead of the sums
 constexpr int64_t CACHE_FLOATS = 1 << 18;  // of x, beside the panels in the second-level cache
 
 // Memory of a thread that only ever grows.
@@ -139,6 +140,7 @@ void multiply(const Tile& tile, Ahead& to_come) {
     for (int64_t k = 0; k < tile.depth;) {
         ahead.step();
         for (int64_t stop = smaller(k + LANES, tile.depth); k < stop; ++k) {
+            fetch_near(w + NEAR * PANEL, PANEL);
             Vec w0 = load(w), w1 = load(w + LANES);
             for (int r = 0; r < ROWS; ++r) {
                 Vec xr = splat(x[r]);
@@ -231,7 +233,7 @@ struct Product {
         int64_t inputs = weight.num_inputs;
         const float* layout = weight.data + panel * PANEL * inputs;
         const float* next = layout + PANEL * inputs;
-        Ahead ahead(next, has_next ? next + PANEL * inputs : next, PANEL * LANES * 4 / 64,
+        Ahead ahead(next, has_next ? next + PANEL * inputs : next, LANES * PANEL / LINE_FLOATS,
                     blocks.count);
         float* sums = inputs > DEPTH ? own_sums.at_least(count * PANEL) : nullptr;
         for (int64_t k = 0; k < inputs; k += DEPTH) {

@@ -1,0 +1,92 @@
+"""Plugins of every kind as `minisgl plugins new` writes them, and runs of their own tests."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from minisgl.cli.main import main
+from minisgl.cli.plugin_kinds import PLUGIN_KINDS
+from tests.packaging.test_import_rules import imported_names
+
+NAMES = {kind: f"my-{kind.replace('_', '-')}" for kind in PLUGIN_KINDS} | {
+    "model": "MyModelForCausalLM"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one test of a run ended.
+
+    Attributes:
+        name: Its place and name.
+        failure: What it says; empty when it passed or was skipped.
+        is_skipped: Whether it was skipped.
+    """
+
+    name: str
+    failure: str
+    is_skipped: bool
+
+
+def write_plugin(folder: Path, kind: str, name: str, *flags: str) -> Path:
+    """Write one plugin; returns its folder."""
+    before = set(folder.iterdir()) if folder.exists() else set()
+    assert main(["plugins", "new", kind, name, "--dir", str(folder), *flags]) == 0
+    (made,) = set(folder.iterdir()) - before
+    return made
+
+
+def install(folders: Sequence[Path], target: Path) -> Path:
+    """Install distributions beside each other, without what they require; returns ``target``."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    flags = ["--no-deps", "--no-index", "--no-build-isolation", "--target", str(target)]
+    subprocess.run([*pip, *flags, *map(str, folders)], check=True)
+    return target
+
+
+def seeing(target: Path) -> dict[str, str]:
+    """Return an environment in which what is installed in ``target`` is found."""
+    clean = {key: text for key, text in os.environ.items() if not key.startswith("MINISGL_")}
+    return clean | {"PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
+
+
+def run_tests(target: Path, folder: Path, *args: str) -> list[Outcome]:
+    """Run pytest away from this repository's settings.
+
+    Args:
+        target: What is installed beside the environment of this process.
+        folder: An empty one to run in.
+        args: Of pytest.
+    """
+    report = folder / "report.xml"
+    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", *flags, *args]
+    run = subprocess.run(
+        command, cwd=folder, env=seeing(target), capture_output=True, text=True, check=False
+    )
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return list(read_report(report))
+
+
+def read_report(report: Path) -> Iterator[Outcome]:
+    for case in ElementTree.parse(report).iter("testcase"):
+        problems = [each for each in case if each.tag in ("failure", "error")]
+        yield Outcome(
+            name=f"{case.get('classname')}::{case.get('name')}",
+            failure="\n".join(each.text or "" for each in problems),
+            is_skipped=case.find("skipped") is not None,
+        )
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Return every module that a file imports."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    return {name for node in imports for name in imported_names(node)}
