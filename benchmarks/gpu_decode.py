@@ -43,8 +43,7 @@ CUDA_CORE_RATIOS = (1, 2, 3, 4, 8)  # of heads, that FlashInfer's kernel without
 RAGGED_CONTEXT = 512
 # (warps, depth, blocks per multiprocessor); what has no room is cut down and left out.
 LAYOUTS = [
-    *((2, d, b) for d, b in ((2, 1), (2, 2), (3, 2), (2, 4), (3, 4), (2, 6))),
-    *((4, d, b) for d, b in ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (2, 3))),
+    *((4, d, b) for d, b in ((2, 1), (4, 1), (2, 2), (3, 2), (2, 3))),
     *((8, d, b) for d, b in ((2, 1), (3, 1))),
 ]
 

@@ -320,6 +320,9 @@ inline void pdl_launch() {}
 inline void copy_async(uint4* to, const void* from, bool is_there) {
     sim::start_copy({to, is_there ? from : nullptr});
 }
+inline void copy_row_async(uint4* to, const void* from, bool is_there) {
+    copy_async(to, from, is_there);
+}
 inline void end_copy_group() {
     auto& groups = sim::device.current->copy_groups;
     if (groups.empty()) groups.emplace_back();

@@ -143,7 +143,8 @@ def stage(case: AttentionCase, batch: Batch, layer_id: int) -> QKVInputs:
     assert batch.positions is not None
     assert batch.out_loc is not None
     shape = case.shape
-    angles = torch.tensor([1.0, 0.0], device="cuda").repeat_interleave(64).repeat(512, 1)
+    angles = torch.zeros(512, 128, device="cuda")  # made inside of a capture: no copies
+    angles[:, :64] = 1.0
     return QKVInputs(
         shape.num_qo_heads, shape.num_kv_heads, shape.head_dim, None, None, 1e-6, batch.positions,
         angles, case.pool.k_slots(layer_id), case.pool.v_slots(layer_id), batch.out_loc,

@@ -67,7 +67,7 @@ def test_other_types_are_near_the_reference(
     check(make(loader, case), case, (64, 1, 257, 130))
 
 
-@pytest.mark.parametrize("warps", [2, 4, 8])
+@pytest.mark.parametrize("warps", [4, 8])
 @pytest.mark.parametrize("depth", [2, 3, 4])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_every_layout_gives_the_same(loader: Loader, head_dim: int, warps: int, depth: int) -> None:
@@ -79,7 +79,7 @@ def test_every_layout_gives_the_same(loader: Loader, head_dim: int, warps: int, 
 @pytest.mark.parametrize("num_sms", [1, 2, 3, 7, 40])
 def test_any_number_of_blocks_shares_the_keys(loader: Loader, num_sms: int) -> None:
     case = AttentionCase(replace(SHAPE, head_dim=64))
-    check(make(loader, case, replace(USUAL, warps=2), num_sms), case, RAGGED)
+    check(make(loader, case, replace(USUAL, warps=8), num_sms), case, RAGGED)
 
 
 def test_each_layer_has_its_own_window_scale_and_pool(loader: Loader) -> None:

@@ -7,8 +7,8 @@ import torch
 
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.linear import CudaLinear, LinearKernels
-from minisgl_kernels_cuda.linear_plans import BatchPlan, FewPlan
-from minisgl_kernels_cuda.linear_table import choose
+from minisgl_kernels_cuda.linear_plans import BATCH_KERNELS, BatchPlan, FewPlan, kernel_rows
+from minisgl_kernels_cuda.linear_table import batch_rule, choose
 from minisgl_kernels_cuda.units import DeviceSize, Loader
 from tests.kernels_cuda.planned_kernels import H200
 from tests.kernels_cuda.reference import BF16, F16, assert_near, make
@@ -16,9 +16,15 @@ from tests.kernels_cuda.reference import BF16, F16, assert_near, make
 A100 = DeviceSize(108, 163 << 10, "sm_80")
 ADA = DeviceSize(128, 99 << 10, "sm_89")
 
+MODEL_SHAPES = [
+    (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151_936, 1024),
+    (7168, 5120), (5120, 5120), (34_816, 5120), (5120, 17_408), (151_936, 5120),
+]  # fmt: skip
+"""Outputs and inputs of Qwen3-0.6B and 14B."""
+
 
 def kernels_of(
-    loader: Loader, dtype: torch.dtype, device: DeviceSize = H200, max_rows: int = 16
+    loader: Loader, dtype: torch.dtype, device: DeviceSize = A100, max_rows: int = 16
 ) -> LinearKernels:
     """Return the kernels for a device."""
     return LinearKernels(loader, dtype, device, max_rows, build_activations(loader, dtype))
@@ -115,14 +121,58 @@ def test_each_weight_has_the_rows_at_which_the_library_was_slower(
     ]
 
 
-@pytest.mark.parametrize("rows", [24, 64, 96, 128])
-@pytest.mark.parametrize(
-    "shape",
-    [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (34_816, 5120), (8, 8), (576, 1536)],
-)
+@pytest.mark.parametrize("rows", [4, 24, 64, 96, 128])
+@pytest.mark.parametrize("shape", [*MODEL_SHAPES, (8, 8), (576, 1536), (128, 2048), (49_152, 576)])
 def test_batches_of_any_weight_have_a_form_that_fits(shape: tuple[int, int], rows: int) -> None:
-    n, k = shape
-    plan = choose(n, k, rows, H200)
-    assert isinstance(plan, BatchPlan)
-    assert plan.shared_bytes(rows) <= 207 << 10
-    assert min(plan.w_slots, plan.x_slots) >= min(2, plan.num_steps(k))
+    check_fits(batch_rule(*shape, rows, H200), shape, rows)
+
+
+@pytest.mark.parametrize("shape", MODEL_SHAPES)
+def test_what_was_measured_fits_and_has_a_kernel(shape: tuple[int, int]) -> None:
+    for rows in range(4, 129, 4):
+        plan = choose(*shape, rows, H200)
+        if isinstance(plan, BatchPlan):
+            check_fits(plan, shape, rows)
+        elif plan is not None:
+            assert rows <= 16
+            assert plan.shared_bytes(*shape) <= 128 << 10
+
+
+def check_fits(plan: BatchPlan, shape: tuple[int, int], rows: int) -> None:
+    """Check the memory, the rings and the kernel of a plan."""
+    size = kernel_rows(rows)
+    assert (size, plan.groups) in BATCH_KERNELS
+    assert plan.shared_bytes(size) <= 207 << 10
+    assert min(plan.w_slots, plan.x_slots) >= min(2, plan.num_steps(shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "limit"),
+    [
+        # As measured: q/k/v, o, gate and up, down, head of 0.6B, then of 14B.
+        (4096, 1024, 64), (1024, 2048, 16), (6144, 1024, 64), (1024, 3072, 128),
+        (151_936, 1024, 16), (7168, 5120, 32), (5120, 5120, 4), (34_816, 5120, 16),
+        (5120, 17_408, 32), (151_936, 5120, 32),
+        # By the rule: q/k/v, o, gate and up, down of 14B halved over two ranks, then of 32B.
+        (3584, 5120, 32), (5120, 2560, 16), (17_408, 5120, 16), (5120, 8704, 32),
+        (5120, 4096, 32), (25_600, 5120, 16), (5120, 12_800, 32),
+        # Small ones, of few inputs and of many.
+        (2048, 2048, 64), (576, 1536, 64), (512, 1536, 128),
+    ],
+)  # fmt: skip
+def test_each_weight_has_the_rows_up_to_which_an_h200_was_quicker_than_the_library(
+    n: int, k: int, limit: int
+) -> None:
+    served = [rows for rows in range(4, 129, 4) if choose(n, k, rows, H200)]
+    assert served[-1] == limit
+
+
+def test_the_kernels_of_batches_are_for_one_architecture() -> None:
+    assert choose(1024, 3072, 64, DeviceSize(148, 227 << 10, "sm_100")) is None
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 8, 9, 17, 65, 97, 129])
+def test_any_number_of_rows_is_served_whatever_serves_it(loader: Loader, rows: int) -> None:
+    x, weight = make(rows, 264, dtype=BF16), make(64, 264, dtype=BF16, seed=1)
+    packed = kernels_of(loader, BF16, H200, max_rows=128).pack_linear(weight, None)
+    assert_near(packed(x), x.double() @ weight.double().t(), scale=1)

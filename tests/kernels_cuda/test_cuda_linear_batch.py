@@ -6,23 +6,26 @@ import pytest
 import torch
 
 from minisgl_kernels_cuda.activation import build_activations
-from minisgl_kernels_cuda.linear_plans import BatchPlan
+from minisgl_kernels_cuda.linear_plans import BATCH_KERNELS, BatchPlan, kernel_rows
 from minisgl_kernels_cuda.units import Loader
 from tests.kernels_cuda.planned_kernels import PlannedKernels, product
 from tests.kernels_cuda.reference import BF16, F16, assert_near, make
 
 PLANS = [
     BatchPlan(1, 1, 2, 2), BatchPlan(1, 1, 4, 2), BatchPlan(1, 2, 2, 3), BatchPlan(1, 4, 1, 1),
-    BatchPlan(1, 8, 2, 2), BatchPlan(2, 1, 3, 2), BatchPlan(2, 2, 2, 3), BatchPlan(4, 1, 2, 2),
-    BatchPlan(4, 2, 3, 4),
+    BatchPlan(1, 8, 2, 2), BatchPlan(2, 1, 3, 2), BatchPlan(2, 2, 2, 3), BatchPlan(2, 8, 1, 1),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize(("rows", "n", "k"), [(16, 64, 512), (33, 70, 488), (64, 256, 392)])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"), [(9, 130, 520), (16, 64, 512), (33, 70, 488), (64, 256, 392)]
+)
 def test_batches_are_near_float64_in_every_form(
     loader: Loader, plan: BatchPlan, rows: int, n: int, k: int
 ) -> None:
+    if (kernel_rows(rows), plan.groups) not in BATCH_KERNELS:
+        pytest.skip("no kernel is made for it")
     x, weight = make(rows, k, dtype=BF16), make(n, k, dtype=BF16, seed=1)
     bias = make(n, dtype=BF16, seed=2)
     packed = PlannedKernels(loader, BF16, plan).pack_linear(weight, bias)
@@ -48,14 +51,15 @@ def test_rings_of_any_length_carry_any_number_of_steps(
     assert_near(packed(x), product(x, weight), scale=k**0.5 / 16)
 
 
-@pytest.mark.parametrize("plan", [PLANS[2], PLANS[6], PLANS[7]], ids=str)
+@pytest.mark.parametrize("plan", [PLANS[2], PLANS[5], PLANS[6]], ids=str)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("n", [128, 72, 22])
 def test_a_gated_batch_is_the_activation_of_the_product(
     loader: Loader, plan: BatchPlan, activation: str, n: int
 ) -> None:
     kernels = PlannedKernels(loader, BF16, plan)
-    x, weight = make(20, 264, dtype=BF16), make(n, 264, dtype=BF16, seed=1) / 16
+    rows = 20 if plan.groups == 1 else 11
+    x, weight = make(rows, 264, dtype=BF16), make(n, 264, dtype=BF16, seed=1) / 16
     bias = make(n, dtype=BF16, seed=2)
     out = kernels.pack_gated_linear(weight, bias, activation)(x)  # type: ignore[arg-type]  # one of the names
     act_and_mul = build_activations(loader, BF16)[f"{activation}_and_mul"]

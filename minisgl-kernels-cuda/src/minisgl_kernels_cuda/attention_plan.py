@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from minisgl.errors import PluginError
 from minisgl_kernels_cuda.units import DeviceSize
 
 TILE_KEYS = 16
 """Keys that a warp takes in a step."""
 GROUP = 8
 """Query heads that are served together."""
-MAX_BLOCKS_PER_SM = 6
+MAX_BLOCKS_PER_SM = 3
 _MAX_WARPS_PER_SM = 12  # that the kernels' registers leave room for
 _MIN_DEPTH = 2
 _RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, per block
@@ -19,6 +20,7 @@ _TABLE_BYTES = 12  # per request, behind the queue
 # little to read that what it costs to start one, and the room it takes from the kernels next to
 # it, counts for more.
 _FEW_PAIRS = 0.5
+_MIN_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class AttentionPlan:
     """One way to lay it out.
 
     Attributes:
-        warps: Of a block: 2, 4 or 8. A block's warps read `TILE_KEYS` keys each at a time.
+        warps: Of a block: 4 or 8. A block's warps read `TILE_KEYS` keys each at a time.
         depth: Tiles in a warp's queue: 2, 3 or 4.
         blocks_per_sm: Blocks per multiprocessor, as far as there is room.
     """
@@ -59,14 +61,18 @@ def choose_plan(num_pairs: int, num_sms: int) -> AttentionPlan:
         num_sms: Multiprocessors.
     """
     if num_pairs <= _FEW_PAIRS * num_sms:
-        return AttentionPlan(warps=4, depth=2, blocks_per_sm=1)
+        return AttentionPlan(warps=8, depth=2, blocks_per_sm=1)
     return AttentionPlan(warps=4, depth=3, blocks_per_sm=2)
 
 
 def fit_plan(
     plan: AttentionPlan, num_reqs: int, key_bytes: int, device: DeviceSize
 ) -> AttentionPlan:
-    """Return a plan, or one like it with as much shared memory as the device has."""
+    """Return a plan, or one like it with as much shared memory as the device has.
+
+    Raises:
+        PluginError: The device has too little for any.
+    """
     limit = device.max_shared_bytes + _RESERVED_BYTES
 
     def needed(plan: AttentionPlan) -> int:
@@ -75,7 +81,12 @@ def fit_plan(
     while needed(plan) > limit:
         if plan.depth > _MIN_DEPTH:
             plan = replace(plan, depth=plan.depth - 1)
-        else:
+        elif plan.warps > _MIN_WARPS:
             plan = replace(plan, warps=plan.warps // 2)
+        else:
+            raise PluginError(
+                f"--attn cuda: keys of {key_bytes} bytes and {num_reqs} requests need "
+                f"{needed(plan)} bytes of shared memory, this GPU has {limit}"
+            )
     most = min(limit // needed(plan), _MAX_WARPS_PER_SM // plan.warps, MAX_BLOCKS_PER_SM)
     return replace(plan, blocks_per_sm=min(plan.blocks_per_sm, most))

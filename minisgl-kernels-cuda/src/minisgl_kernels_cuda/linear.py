@@ -16,7 +16,9 @@ from minisgl_kernels_cuda.units import LINEAR, LINEAR_BATCH, DeviceSize, Launch,
 
 _FEW_THREADS = 256
 _GROUP_THREADS = 128  # of 64 outputs of a batch
-_BUCKET = 8  # rows that share a form
+_BUCKET = 4  # rows that share a form
+_COLUMN_ROWS = 8  # that an instruction of the kernels of few rows takes
+_PIECE = 8  # elements that are read at once
 _GATED_GROUPS = 2  # of a tile: gate and up
 _NO_ACTIVATION = 0
 _ACTIVATIONS: Mapping[GatedActivation, int] = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
@@ -104,11 +106,11 @@ class LinearKernels:
         return choose(n, k, rows, self._device)
 
     def forms(self, of: Weight) -> list[Form | None]:
-        """Return the form of each number of rows, in steps of 8: at ``i``, that of ``8 * i``."""
+        """Return the form of each number of rows, in steps of 4: at ``i``, that of ``4 * i``."""
         weight, bias = of.weight, of.bias
         n, k = weight.shape
         is_served = weight.dtype == self._dtype and weight.is_contiguous()
-        is_aligned = k % _BUCKET == 0 and weight.data_ptr() % 16 == 0
+        is_aligned = k % _PIECE == 0 and weight.data_ptr() % 16 == 0
         if not is_served or not is_aligned or (bias is not None and bias.dtype != self._dtype):
             return [None]
         buckets = range(_BUCKET, min(self._max_rows, MAX_ROWS) + 1, _BUCKET)
@@ -123,7 +125,7 @@ class LinearKernels:
         if isinstance(plan, FewPlan):
             if of.activation and plan.groups != _GATED_GROUPS:
                 return None
-            launch = self._launches[f"linear_{plan.groups}_{rows // _BUCKET}"]
+            launch = self._launches[f"linear_{plan.groups}_{-(-rows // _COLUMN_ROWS)}"]
             return Form(launch, (plan.num_blocks, 1), (_FEW_THREADS, 1), plan.shared_bytes(n, k))
         size = kernel_rows(rows)
         return Form(

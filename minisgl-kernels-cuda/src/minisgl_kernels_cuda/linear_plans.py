@@ -7,10 +7,10 @@ from dataclasses import dataclass
 FEW_ROWS = (8, 16)
 """Rows that the kernels of ``linear.cu`` are made for."""
 
-BATCH_ROWS = (16, 32, 64, 96, 128)
-"""Rows that the kernels of ``linear_batch.cu`` are made for."""
+BATCH_KERNELS = ((16, 1), (16, 2), (32, 1), (64, 1), (96, 1), (128, 1))
+"""Rows and groups that ``linear_batch.cu`` is made for: those that won somewhere on an H200."""
 
-MAX_ROWS = BATCH_ROWS[-1]
+MAX_ROWS = BATCH_KERNELS[-1][0]
 
 MAX_SPLITS = 8
 """Blocks of a cluster that every device with clusters allows."""
@@ -21,8 +21,8 @@ _FEW_STEP_INPUTS = 1024  # that the warps of a block read in a step
 _FEW_STEP_BYTES = 16 * 1024  # of a step, per group of outputs
 _FEW_DEPTH = 4  # steps that are on their way
 # linear_batch.cu
-_GROUP_OUTPUTS, _MAX_GROUPS = 64, 4
-_LINE_INPUTS, _LINE_BYTES = 64, 128
+_GROUP_OUTPUTS = 64
+_STEP_INPUTS, _STEP_BYTES = 128, 256  # of an output or a row
 _SUM_BYTES, _SUM_PADDING = 4, 4
 
 
@@ -50,7 +50,7 @@ class BatchPlan:
     """How ``linear_batch.cu`` runs a product.
 
     Attributes:
-        groups: Of 64 outputs in a tile, 1, 2 or 4; a warpgroup each.
+        groups: Of 64 outputs in a tile, 1 or 2; a warpgroup each.
         splits: Blocks that share the inputs of a tile: 1, 2, 4 or 8.
         w_slots: Steps of the weight that are on their way or in use; at least 2, or every step.
         x_slots: The same of x.
@@ -62,18 +62,13 @@ class BatchPlan:
     x_slots: int
 
     @property
-    def step_inputs(self) -> int:
-        """Inputs of a step."""
-        return _LINE_INPUTS * (1 if self.groups == _MAX_GROUPS else 2)
-
-    @property
     def tile_outputs(self) -> int:
         """Outputs of a tile; half of them are of the gate in a gated product."""
         return _GROUP_OUTPUTS * self.groups
 
     def num_steps(self, k: int) -> int:
         """Return the most steps that a block takes."""
-        all_steps = -(-k // self.step_inputs)
+        all_steps = -(-k // _STEP_INPUTS)
         return -(-all_steps // self.splits)
 
     def num_blocks(self, n: int) -> int:
@@ -82,8 +77,7 @@ class BatchPlan:
 
     def shared_bytes(self, rows: int) -> int:
         """Return what a block of the kernel for ``rows`` takes."""
-        line_bytes = self.step_inputs // _LINE_INPUTS * _LINE_BYTES
-        rings = (self.w_slots * self.tile_outputs + self.x_slots * rows) * line_bytes
+        rings = (self.w_slots * self.tile_outputs + self.x_slots * rows) * _STEP_BYTES
         sums = rows * (self.tile_outputs + _SUM_PADDING) * _SUM_BYTES
         return max(rings, sums)
 
@@ -93,4 +87,4 @@ Plan = FewPlan | BatchPlan
 
 def kernel_rows(rows: int) -> int:
     """Return the size of the batch kernel that serves ``rows``, at most `MAX_ROWS`."""
-    return next(size for size in BATCH_ROWS if size >= rows)
+    return next(size for size, _ in BATCH_KERNELS if size >= rows)

@@ -1,22 +1,8 @@
 """Which form of a product is the quickest for a weight and a number of rows.
 
-Measured on an H200 (``benchmarks/gpu_linear.py``; bf16, microseconds in a replayed graph, the
-weight from memory); few rows:
-
-================ ====== ====== ====== ====== ====== ======
-outputs x inputs 1 row  cuBLAS 8 rows cuBLAS 16     cuBLAS
-================ ====== ====== ====== ====== ====== ======
-4096 x 1024      3.28   5.24   3.69   5.24   4.13   5.27
-1024 x 2048      2.43   12.63  2.73   5.81   3.43   5.81
-6144 x 1024      3.87   5.85   4.26   5.88   5.32   5.89
-1024 x 3072      3.12   7.40   3.78   7.44   4.48   7.64
-151936 x 1024    71.7   77.8   77.0   80.0   87.0   81.5
-7168 x 5120      20.0   22.9   21.7   23.2   27.8   20.7
-5120 x 5120      13.9   15.4   15.2   15.6   20.8   15.8
-34816 x 5120     89.0   87.7   92.5   88.5   114    89.1
-5120 x 17408     47.5   49.6   50.1   52.0   63.5   52.1
-151936 x 5120    373    371    394    374    485    376
-================ ====== ====== ====== ====== ====== ======
+What an H200 measured is in ``benchmarks/results/2026-11-30-products-h200.md``. `_MEASURED` holds
+the weights of Qwen3-0.6B and 14B, tuned inside a decode layer, where products overlap with the
+small kernels beside them; other weights go by a rule that chooses nearly the same for those.
 
 Few outputs want large tiles on few multiprocessors all the same: what counts there is how soon a
 block has read x, not how many read the weight. In a chain of dependent kernels the queue of each
@@ -25,8 +11,12 @@ product is filled while the kernel in front still runs, which is worth another 3
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from minisgl_kernels_cuda.linear_plans import (
     FEW_ROWS,
+    MAX_ROWS,
     MAX_SPLITS,
     BatchPlan,
     FewPlan,
@@ -35,16 +25,48 @@ from minisgl_kernels_cuda.linear_plans import (
 )
 from minisgl_kernels_cuda.units import LINEAR_BATCH, STATIC_SHARED_BYTES, DeviceSize
 
-# Elements of a weight up to which 16 rows, and up to which 8, beat the library.
+# Plans by outputs and inputs, each with the most rows it is for; beyond the last is the library,
+# as it is where it was not at least 2 % slower.
+_MEASURED: Mapping[tuple[int, int], tuple[tuple[int, Plan | None], ...]] = {
+    (4096, 1024): (  # q, k and v of 0.6B
+        (4, FewPlan(1, 512)), (8, FewPlan(2, 256)), (32, BatchPlan(1, 2, 4, 4)),
+        (64, BatchPlan(1, 4, 2, 2)),
+    ),
+    (1024, 2048): (  # o
+        (4, FewPlan(2, 64)), (8, None), (16, BatchPlan(1, 8, 2, 2)),
+    ),
+    (6144, 1024): (  # gate and up
+        (8, FewPlan(2, 384)), (32, BatchPlan(1, 2, 4, 4)), (64, BatchPlan(1, 2, 3, 4)),
+    ),
+    (1024, 3072): (  # down
+        (4, FewPlan(2, 64)), (64, BatchPlan(1, 8, 3, 3)), (128, BatchPlan(1, 8, 3, 2)),
+    ),
+    (151_936, 1024): ((4, BatchPlan(1, 1, 3, 4)), (16, BatchPlan(2, 1, 2, 2))),  # head
+    (7168, 5120): (  # q, k and v of 14B
+        (4, BatchPlan(1, 2, 6, 4)), (16, BatchPlan(2, 2, 5, 4)), (32, BatchPlan(1, 2, 5, 4)),
+    ),
+    (5120, 5120): ((4, BatchPlan(1, 4, 3, 4)),),  # o
+    (34_816, 5120): ((4, BatchPlan(1, 1, 6, 4)), (16, BatchPlan(1, 1, 3, 4))),  # gate and up
+    (5120, 17_408): ((16, BatchPlan(2, 8, 2, 2)), (32, BatchPlan(1, 4, 3, 2))),  # down
+    (151_936, 5120): (  # head
+        (8, BatchPlan(1, 1, 3, 4)), (16, BatchPlan(2, 1, 2, 2)), (32, BatchPlan(1, 1, 5, 4)),
+    ),
+}  # fmt: skip
+
+# Elements of a weight up to which the library is slower by what it costs to start.
 _SMALL = 8 << 20
+# The kernels of few rows, without those of batches: elements above which the library is quicker,
 _LARGE = 100_000_000
-# Above, small tiles in many blocks keep more of a weight on its way.
+# and above which small tiles in many blocks keep more of a weight on its way.
 _MEDIUM = 64_000_000
-_STEP_INPUTS = 1024  # of linear.cu
+_FEW_STEP_INPUTS = 1024  # of linear.cu
 _FULL_DEPTH_BYTES = 128 * 1024  # of its largest queue
-# Elements of a weight from which a tile of the batch kernel is 128 outputs.
-_WIDE_TILES = 1 << 25
+# The kernels of batches.
+_WEIGHT_ROWS, _SMALL_ROWS = 32, 64  # up to which weights with few outputs, and small ones, win
+_DEEP = 3  # inputs per output from which a small weight wins with any rows
 _BLOCKS_PER_SM = 3
+_MIN_STEPS = 4  # that make a ring worth its start
+_MIN_W_SLOTS = 3
 
 
 def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
@@ -53,18 +75,22 @@ def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
     Args:
         n: Outputs.
         k: Inputs, a multiple of 8.
-        rows: Most rows that the form is for, a multiple of 8.
+        rows: Most rows that the form is for, from 1 to `MAX_ROWS`.
         device: That it runs on.
     """
-    if rows <= FEW_ROWS[-1] or device.arch != LINEAR_BATCH.only_arch:
-        return _few_rows(n, k, rows, device)
-    return batch_rule(n, k, rows, device)
+    if device.arch != LINEAR_BATCH.only_arch:
+        return few_rule(n, k, rows, device)
+    if (n, k) in _MEASURED:
+        return next((plan for most, plan in _MEASURED[n, k] if rows <= most), None)
+    if n * k <= _SMALL and rows <= FEW_ROWS[0]:
+        return few_rule(n, k, rows, device)
+    return batch_rule(n, k, rows, device) if rows <= _most_rows(n, k) else None
 
 
-def _few_rows(n: int, k: int, rows: int, device: DeviceSize) -> FewPlan | None:
-    """Return the form of up to 16 rows, if it is quicker."""
+def few_rule(n: int, k: int, rows: int, device: DeviceSize) -> FewPlan | None:
+    """Return the form of up to 16 rows by the kernels of any device, if it is quicker."""
     # A weight with many times more tiles of one step than the device has room for.
-    is_wide = k <= _STEP_INPUTS and n > 2 * 8 * 3 * device.num_sms
+    is_wide = k <= _FEW_STEP_INPUTS and n > 2 * 8 * 3 * device.num_sms
     is_small = n * k <= _SMALL
     if rows > FEW_ROWS[-1 if is_small else 0] or (n * k > _LARGE and not is_wide):
         return None
@@ -72,26 +98,42 @@ def _few_rows(n: int, k: int, rows: int, device: DeviceSize) -> FewPlan | None:
     if is_wide:
         # Blocks that come and go are quicker than ones that stay and take the next tile.
         return FewPlan(1, num_small)
-    if k <= _STEP_INPUTS:
+    if k <= _FEW_STEP_INPUTS:
         return FewPlan(2, min(num_tiles, 2 * device.num_sms))
     if n * k > _MEDIUM or device.max_shared_bytes - STATIC_SHARED_BYTES < _FULL_DEPTH_BYTES:
         return FewPlan(1, min(num_small, 4 * device.num_sms))
     return FewPlan(2, min(num_tiles, device.num_sms))
 
 
+def _most_rows(n: int, k: int) -> int:
+    """Return up to how many rows the kernels of batches are quicker.
+
+    Each tile reads all rows again, so that many rows want few outputs, and the library's larger
+    tiles win with all others as soon as reading the weight does not hide it.
+    """
+    if n * k <= _SMALL:
+        return MAX_ROWS if k >= _DEEP * n else _SMALL_ROWS
+    return _WEIGHT_ROWS if 2 * n <= 3 * k else FEW_ROWS[-1]
+
+
 def batch_rule(n: int, k: int, rows: int, device: DeviceSize) -> BatchPlan:
     """Return a form that fits any weight: enough blocks, and rings that fill their memory."""
-    groups = 1 if n * k <= _WIDE_TILES else 2
-    alone = BatchPlan(groups, 1, 2, 2)
-    most = min(_BLOCKS_PER_SM * device.num_sms // alone.num_blocks(n), alone.num_steps(k))
+    alone = BatchPlan(1, 1, 2, 2)
+    num_tiles, num_steps = alone.num_blocks(n), alone.num_steps(k)
+    most = min(_BLOCKS_PER_SM * device.num_sms // num_tiles, num_steps)
     splits = max(s for s in (1, 2, 4, MAX_SPLITS) if s <= max(most, 1))
-    blocks = -(-alone.num_blocks(n) * splits // device.num_sms)
-    return fill(groups, splits, min(blocks, _BLOCKS_PER_SM), (k, kernel_rows(rows)), device)
+    # Long rings in fewer blocks, if these still are about one for each multiprocessor.
+    while num_steps < _MIN_STEPS * splits and num_tiles * splits // 2 > 0.9 * device.num_sms:
+        splits //= 2
+    blocks_per_sm = min(-(-num_tiles * splits // device.num_sms), _BLOCKS_PER_SM)
+    # Large clusters do not fill every group of multiprocessors with one block on each.
+    blocks_per_sm = max(blocks_per_sm, 2 if splits == MAX_SPLITS else 1)
+    return fill(1, splits, blocks_per_sm, (k, kernel_rows(rows)), device)
 
 
 def fill(
     groups: int, splits: int, blocks_per_sm: int, size: tuple[int, int], device: DeviceSize,
-    x_slots: int = 3,
+    x_slots: int = 4,
 ) -> BatchPlan:  # fmt: skip
     """Return the form whose rings are as long as so many blocks on a multiprocessor allow.
 
@@ -110,6 +152,11 @@ def fill(
     )
     num_steps = BatchPlan(groups, splits, 2, 2).num_steps(k)
     plan = BatchPlan(groups, splits, num_steps, min(num_steps, x_slots))
-    while plan.w_slots > 2 and plan.shared_bytes(rows) > room:
-        plan = BatchPlan(groups, splits, plan.w_slots - 1, plan.x_slots)
+    while plan.shared_bytes(rows) > room:
+        if plan.w_slots > _MIN_W_SLOTS or (plan.x_slots <= 2 < plan.w_slots):
+            plan = replace(plan, w_slots=plan.w_slots - 1)
+        elif plan.x_slots > 2:
+            plan = replace(plan, x_slots=plan.x_slots - 1)
+        else:
+            break
     return plan

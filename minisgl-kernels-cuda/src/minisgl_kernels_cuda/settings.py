@@ -50,7 +50,7 @@ class CudaKernelSettings(SettingsSection):
         "NCCL, and 0 leaves all to NCCL; auto: by the number of ranks. Read by the collectives.",
     )
     linear_rows: int = Field(
-        default=16,
+        default=128,
         ge=0,
         le=128,
         description="Most rows for which products with weights use these kernels, where they were "

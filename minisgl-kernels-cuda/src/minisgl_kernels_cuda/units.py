@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from minisgl.errors import PluginError
+from minisgl_kernels_cuda.linear_plans import BATCH_KERNELS
 
 MACROS: Mapping[torch.dtype, int] = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 """Value of ``MINISGL_DTYPE`` for each element type."""
@@ -131,17 +132,13 @@ LINEAR = Unit(
 )
 LINEAR_BATCH = Unit(
     "linear_batch",
-    {
-        f"linear_batch_{rows}_{groups}": "PPPPiiiiiii"
-        for rows in (16, 32, 64, 96, 128)
-        for groups in (1, 2, 4)
-    },
+    {f"linear_batch_{rows}_{groups}": "PPPPiiiiiii" for rows, groups in BATCH_KERNELS},
     max_shared_bytes=207 * 1024,
     only_arch="sm_90a",
 )
 ATTENTION = Unit(
     "attention",
-    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (2, 4, 8)},
+    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
     max_shared_bytes=207 * 1024,
 )
 ALLREDUCE = Unit(

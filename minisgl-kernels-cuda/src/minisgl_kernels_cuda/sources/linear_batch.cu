@@ -1,7 +1,7 @@
 // A batch of rows (up to 128) times a weight: the weight is read once, x from the L2 cache.
 //
 // The weight's outputs are the long side (64) of the tensor core's product and the rows of x the
-// short one, so that a small batch wastes no arithmetic. A tile is 64, 128 or 256 outputs, one
+// short one, so that a small batch wastes no arithmetic. A tile is 64 or 128 outputs, one
 // warpgroup for each 64, and all rows. Where a weight has fewer tiles than the device has room
 // for, the blocks of a cluster split the inputs of a tile; each then adds up all their sums for
 // its share of the rows, always in the same order.
@@ -32,7 +32,7 @@ template <int ROWS_, int GROUPS>
 struct Form {
     static constexpr int ROWS = ROWS_;
     static constexpr int OUTPUTS = 64 * GROUPS, THREADS = 128 * GROUPS, COPIERS = THREADS / 2;
-    static constexpr int SLABS = GROUPS == 4 ? 1 : 2;  // of 64 inputs, in a step
+    static constexpr int SLABS = 2;  // of 64 inputs, in a step
     static constexpr int INPUTS = 64 * SLABS;
     static constexpr int W_SLOT = OUTPUTS * SLABS * LINE, X_SLOT = ROWS * SLABS * LINE;
     // Floats of a row of sums: the lanes that write together reach every bank once.
@@ -252,13 +252,11 @@ INLINE void linear_batch(const Product& p) {
                                           Activation(activation), splits, w_slots,       \
                                           x_slots});                                     \
     }
-#define MINISGL_LINEAR_BATCHES(ROWS) \
-    MINISGL_LINEAR_BATCH(ROWS, 1)    \
-    MINISGL_LINEAR_BATCH(ROWS, 2)    \
-    MINISGL_LINEAR_BATCH(ROWS, 4)
 
-MINISGL_LINEAR_BATCHES(16)
-MINISGL_LINEAR_BATCHES(32)
-MINISGL_LINEAR_BATCHES(64)
-MINISGL_LINEAR_BATCHES(96)
-MINISGL_LINEAR_BATCHES(128)
+// Those that won on an H200; tiles of more outputs, or of 128 for more rows, never did.
+MINISGL_LINEAR_BATCH(16, 1)
+MINISGL_LINEAR_BATCH(16, 2)
+MINISGL_LINEAR_BATCH(32, 1)
+MINISGL_LINEAR_BATCH(64, 1)
+MINISGL_LINEAR_BATCH(96, 1)
+MINISGL_LINEAR_BATCH(128, 1)
