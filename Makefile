@@ -9,7 +9,7 @@ SETUP := .venv/.setup-done
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard minisgl-*/pyproject.toml))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-wheels lint format wheels docs bench lock clean
+.PHONY: help setup demo test test-all test-wheels lint format wheels docs pages api bench lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,9 +44,14 @@ wheels: $(SETUP) ## Build the sdist and the wheel of every distribution into dis
 	rm -rf dist
 	for name in $(DISTRIBUTIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$name || exit 1; done
 
-docs: $(SETUP) ## Write the pages of docs/ that are made from the code
-	$(BIN)/python -c "from minisgl.config.table import *; print(render_page(SettingsTree.build()), end='')" \
-		> docs/settings.md
+docs: $(SETUP) ## Build the documentation into build/docs/, strictly
+	$(BIN)/mkdocs --quiet build --strict --config-file docs/site/mkdocs.yml
+
+pages: $(SETUP) ## Write the pages of docs/ that are made from the code
+	$(BIN)/python -m docs.site.pages
+
+api: $(SETUP) ## Write docs/public-api.txt, if changelog.d/ names what has changed
+	$(BIN)/python -m docs.site.api
 
 bench: $(SETUP) ## Compare with Hugging Face on this CPU (minutes, wants an idle machine)
 	$(BIN)/python -m benchmarks.cpu_vs_hf
@@ -58,7 +63,7 @@ lock: $(SETUP) ## Write the installed versions to constraints.txt
 		| sed 's/+.*//' >> constraints.txt
 
 clean: ## Remove what was built, not .venv/
-	rm -rf dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 # The pinned torch comes first, so that no later requirement can bring in another build of it. The

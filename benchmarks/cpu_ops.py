@@ -18,12 +18,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.attention.paged_torch import plan_decode, plan_decode_on_device, run_decode
+from minisgl.attention.native_backend import NativeAttentionBackend
+from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.ops import torch_ops
 from minisgl.ops.cpu_linear import (
     BLOCK,
@@ -32,6 +32,8 @@ from minisgl.ops.cpu_linear import (
     UnpackedLinear,
     pack_linear,
 )
+from minisgl.testing.attention_case import AttentionCase, AttentionShape
+from minisgl.testing.paged_batches import Step
 
 # (out, in) of the demo model and of Qwen3-0.6B: q/k/v, o, gate/up, down, head.
 SHAPES = {
@@ -41,6 +43,7 @@ SHAPES = {
 BYTES_PER_ROUND = 300e6
 # (num_kv_heads, group, head_dim) of the same.
 HEADS = {"demo": (3, 3, 64), "0.6b": (8, 2, 128)}
+PROMPTS = [[128], [512], [2048]]
 CONTEXTS = [[64], [512], [2048], [20, 22, 25], [64 + 12 * i for i in range(16)], [256] * 16]
 
 Timed = Mapping[str, Callable[[], object]]
@@ -112,51 +115,34 @@ def print_linear(rows: list[int]) -> None:
 
 
 def print_attention() -> None:
-    """Print one layer of decode attention: in place, gathered, padded."""
-    print(
-        "\nattention: us per layer of a decode step (in place | scattered pages of 1, 16 | padded)"
-    )
+    """Print one layer of attention by each backend: prompts, then decode steps."""
+    print("\nattention: us per layer, pages of 16")
     for model, (num_kv_heads, group, head_dim) in HEADS.items():
-        for lens in CONTEXTS:
-            num_slots = -(-sum(-(-n // 16) * 16 for n in lens) // 16) * 16
-            pools = [torch.randn(num_slots, 1, num_kv_heads, head_dim) for _ in range(2)]
-            q = torch.randn(len(lens), num_kv_heads * group, head_dim)
+        for lens in PROMPTS + CONTEXTS:
+            shape = AttentionShape(
+                num_kv_heads * group,
+                num_kv_heads,
+                head_dim,
+                max_seq_len=max(lens),
+                max_reqs=len(lens),
+            )
+            case = AttentionCase(shape)
+            is_prompt = lens in PROMPTS
+            steps = [Step(row, 0 if is_prompt else n - 1, n) for row, n in enumerate(lens)]
             calls: dict[str, Callable[[], object]] = {}
-            for name, page_size, is_scattered in (
-                ("in place", 1, False),
-                ("pages of 1", 1, True),
-                ("pages of 16", 16, True),
-                ("padded", 1, True),
+            for name, build in (
+                ("native", NativeAttentionBackend),
+                ("torch", TorchAttentionBackend),
             ):
-                table = page_tables(lens, page_size, num_slots // page_size, is_scattered)
-                k, v = (p.view(-1, page_size, num_kv_heads, head_dim) for p in pools)
-                seq_lens = np.array(lens)
-                if name == "padded":
-                    plan = plan_decode_on_device(
-                        torch.from_numpy(table),
-                        torch.from_numpy(seq_lens),
-                        page_size,
-                        dtype=q.dtype,
-                    )
-                else:
-                    plan = plan_decode(table, seq_lens, page_size, dtype=q.dtype, device=q.device)
-                calls[name] = lambda plan=plan, q=q, k=k, v=v: run_decode(plan, q, k, v, 0.1)
-            cells = time_in_turn(calls, repeats=20)
+                backend = build(case.config())
+                batch = case.prefill(steps) if is_prompt else case.decode(steps)
+                backend.prepare_metadata(batch)
+                q = case.queries(sum(lens) if is_prompt else len(lens))
+                calls[name] = lambda f=backend.forward, q=q, batch=batch: f(q, 0, batch)
+            cells = time_in_turn(calls, repeats=3 if is_prompt else 20)
             text = "  ".join(f"{name} {value * 1e6:7.0f}" for name, value in cells.items())
-            print(f"{model} {len(lens):>2} requests of {min(lens):>4} to {max(lens):>4}  {text}")
-
-
-def page_tables(lens: list[int], page_size: int, num_pages: int, is_scattered: bool) -> np.ndarray:
-    """Return ``[num_reqs, max_pages]`` int32 over distinct pages."""
-    order = np.random.default_rng(0).permutation(num_pages)
-    order = order if is_scattered else np.arange(num_pages)
-    counts = [-(-n // page_size) for n in lens]
-    table = np.zeros((len(lens), max(counts)), dtype=np.int32)
-    used = 0
-    for row, count in enumerate(counts):
-        table[row, :count] = order[used : used + count]
-        used += count
-    return table
+            what = "prompt of" if is_prompt else "requests of"
+            print(f"{model} {len(lens):>2} {what} {min(lens):>4} to {max(lens):>4}  {text}")
 
 
 def print_ops() -> None:

@@ -31,7 +31,14 @@ from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.driver import DeviceLoader, device_size
 from minisgl_kernels_cuda.linear import LinearKernels
-from minisgl_kernels_cuda.linear_plans import FEW_ROWS, BatchPlan, FewPlan, Plan, kernel_rows
+from minisgl_kernels_cuda.linear_plans import (
+    BATCH_KERNELS,
+    FEW_ROWS,
+    BatchPlan,
+    FewPlan,
+    Plan,
+    kernel_rows,
+)
 from minisgl_kernels_cuda.linear_table import batch_rule, fill
 from minisgl_kernels_cuda.norm import Norms
 from minisgl_kernels_cuda.qkv import QKVStage
@@ -134,7 +141,7 @@ class Bench:
     def _plans(self, shape: Shape, rows: int, is_tuned: bool) -> list[Plan]:
         """Return what to try."""
         n, k = shape
-        bucket = -(-rows // 8) * 8
+        bucket = -(-rows // 4) * 4
         if bucket > 128:
             return []
         chosen = self.kernels.choose(n, k, bucket)
@@ -159,7 +166,7 @@ class Bench:
         line["ours"] = time_with(is_fused=True)
         line["not fused"] = time_with(is_fused=False)
         line["plans"] = [
-            show(self.kernels.choose(n, k, -(-rows // 8) * 8)) for n, k in model.products
+            show(self.kernels.choose(n, k, -(-rows // 4) * 4)) for n, k in model.products
         ]
         line["floor"] = sum(self.floor(rows, shape) for shape in model.products)
         self.kernels.fixed = {}
@@ -242,8 +249,10 @@ def batch_plans(n: int, k: int, rows: int, device: DeviceSize) -> Iterator[Batch
     size = kernel_rows(rows)
     yield batch_rule(n, k, rows, device)
     for groups, splits, blocks_per_sm, x_slots in product(
-        (1, 2, 4), (1, 2, 4, 8), (1, 2, 3, 4), (2, 4)
+        (1, 2), (1, 2, 4, 8), (1, 2, 3, 4), (2, 4)
     ):
+        if (size, groups) not in BATCH_KERNELS:
+            continue
         plan = fill(groups, splits, blocks_per_sm, (k, size), device, x_slots)
         num_blocks = plan.num_blocks(n)
         is_enough = num_blocks >= device.num_sms // 2 or (groups == 1 and splits == 8)

@@ -138,6 +138,6 @@ def remembers_uids(engine: EngineInfo) -> list[LogitsProcessor]:
 def needs_gradients(engine: EngineInfo) -> list[LogitsProcessor]:
     def process(logits: Tensor, reqs: Sequence[Req]) -> None:
         free = logits.detach().requires_grad_()
-        free.square().sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it bare
+        free.square().sum().backward()
 
     return offer(process)

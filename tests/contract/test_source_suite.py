@@ -44,7 +44,7 @@ def name_of(source: type[ModelSource]) -> str:
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What the suite says about each source."""
-    sources = [*(fault for fault, _ in FAULTS), broken.BrokenSource]
+    sources: list[type[ModelSource]] = [*(fault for fault, _ in FAULTS), broken.BrokenSource]
     return run_suites(tmp_path_factory.mktemp("sources"), map(name_of, sources))
 
 

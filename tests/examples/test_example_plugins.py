@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.core.cli.new_plugins import imported_modules, install, run_tests, seeing
+from tests.core.cli.new_plugins import imported_modules, install, run_tests, seeing, type_complaints
 from tests.packaging.test_import_rules import HEAVY, is_public
 from tests.packaging.workspace import ROOT, Distribution
 
@@ -39,7 +39,7 @@ def test_each_example_is_known_here() -> None:
 
 @every_example
 def test_its_own_tests_pass(dist: Distribution, target: Path, tmp_path: Path) -> None:
-    outcomes = run_tests(target, tmp_path, str(dist.folder / "tests"), "--rootdir", str(tmp_path))
+    outcomes = run_tests(target, tmp_path, str(dist.folder / "tests"))
     assert outcomes, "no test ran"
     assert [each for each in outcomes if each.failure or each.is_skipped] == []
 
@@ -50,6 +50,10 @@ def test_all_of_them_are_listed_as_working(target: Path) -> None:
     rows = json.loads(run.stdout)["backends"]
     works = {row["distribution"]: (row["kind"], row["name"]) for row in rows if row["is_available"]}
     assert {name: works[name] for name in PICKED} == PICKED
+
+
+def test_all_of_them_are_strictly_typed(tmp_path: Path) -> None:
+    assert type_complaints([dist.folder for dist in EXAMPLES], tmp_path) == ""
 
 
 @every_example

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -174,21 +174,61 @@ def test_a_long_tmpdir_and_stale_folders_do_no_harm(tiny_model: Path, tmp_path: 
         assert server.end() == 0
 
 
-def test_two_servers_share_a_machine(tiny_model: Path, tmp_path: Path) -> None:
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-    with (
-        ServerProcess(tiny_model, folders[0], TMPDIR=str(tmp_path)) as first,
-        ServerProcess(tiny_model, folders[1], TMPDIR=str(tmp_path)) as second,
-    ):
-        for server in (first, second):
+def test_four_servers_share_a_machine(tiny_model: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abcd"]
+    with ExitStack() as stack:
+        servers = []
+        for folder in folders:
+            folder.mkdir()
+            process = ServerProcess(tiny_model, folder, TMPDIR=str(tmp_path))
+            servers.append(stack.enter_context(process))
+        for server in servers:
             server.wait_until_ready()
+        for server in servers:
             with server.client() as http:
                 body = {"prompt": "a", "max_tokens": 3}
                 assert http.post("/v1/completions", json=body).status_code == 200
-        assert [first.end(), second.end()] == [0, 0]
+        assert len({server.url for server in servers}) == 4
+        servers[0].end(signal.SIGKILL)
+        with servers[1].client() as http:
+            assert http.get("/health").status_code == 200
+        assert [server.end() for server in servers[1:]] == [0, 0, 0]
+        # What the killed one left is its folder; the next start takes it away.
+        with ServerProcess(tiny_model, folders[0], TMPDIR=str(tmp_path)) as next_server:
+            next_server.wait_until_ready()
+            assert next_server.end() == 0
     assert list(tmp_path.glob("minisgl-*")) == []
+
+
+def test_a_signal_that_comes_before_the_workers_leaves_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_for(lambda: bool(list(server.sockets.glob("minisgl-*"))))
+        assert server.end(signal.SIGTERM) == 130
+        assert server.leftovers() == []
+
+
+def test_a_start_that_hangs_is_ended(tiny_model: Path, tmp_path: Path) -> None:
+    with ServerProcess(tiny_model, tmp_path, "--startup-timeout-s=12") as server:
+        server.wait_for(lambda: len(server.workers()) == 2)
+        server.workers()[1].suspend()  # as one that waits for something for ever
+        assert server.wait(120) == 1
+        assert "--startup-timeout-s 12: scheduler 0 did not become ready in time" in server.log
+        assert server.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["text", "scheduler"])
+def test_a_worker_that_fails_at_start_is_named(
+    tiny_model: Path, tmp_path: Path, number: int
+) -> None:
+    with ServerProcess(tiny_model, tmp_path) as server:
+        server.wait_for(lambda: len(server.workers()) == 2)
+        server.workers()[number].kill()
+        assert server.wait(120) == 1
+        name = ("detokenizer 0", "scheduler 0")[number]
+        assert f"minisgl: {name} was killed by signal 9" in server.log
+        assert server.leftovers() == []
 
 
 def test_it_has_one_process_for_each_part(server: ServerProcess) -> None:

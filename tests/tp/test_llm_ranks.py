@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,20 @@ def test_a_rank_killed_while_nothing_runs_is_noticed(folder: Path) -> None:
     with pytest.raises(WorkerError, match="killed by signal 9"):
         llm.generate([[5, 6, 7]], GREEDY)
     llm.shutdown()
+
+
+@pytest.mark.slow
+def test_a_rank_killed_while_it_starts_ends_the_start(folder: Path) -> None:
+    before = set(follower_pids())
+    with ThreadPoolExecutor(1) as threads:
+        opened = threads.submit(LLM, str(folder), tp=2, **SETTINGS)
+        while not (pids := set(follower_pids()) - before):
+            time.sleep(0.01)
+        (pid,) = pids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="scheduler 1 was killed by signal 9"):
+            opened.result(timeout=5.0)
+    assert_gone([pid])
 
 
 @pytest.mark.slow

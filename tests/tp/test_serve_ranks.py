@@ -62,3 +62,14 @@ def test_a_killed_rank_ends_the_server(folder: Path, tmp_path: Path, rank: int) 
         assert time.monotonic() - killed_at < 5.0
         assert not any(map(is_running, workers))
         assert server.leftovers() == []
+
+
+def test_a_rank_killed_while_it_starts_ends_the_server(folder: Path, tmp_path: Path) -> None:
+    with ServerProcess(folder, tmp_path, *FLAGS, "--num-tokenizer=0") as server:
+        server.wait_for(lambda: len(server.workers()) == 3)
+        workers = server.workers()
+        workers[-1].send_signal(signal.SIGKILL)
+        assert server.wait() == 1
+        assert "scheduler 1 was killed by signal 9" in server.log
+        assert not any(map(is_running, workers))
+        assert server.leftovers() == []

@@ -34,7 +34,8 @@ def _has_native_code(context: ProbeContext) -> Availability:
     reason = unavailable_reason()
     if reason is not None:
         return Availability(ok=False, reason=reason)
-    return Availability(ok=True, reason="a C++ compiler is there", priority=20)
+    # Above the references, and below whatever a user has installed for the purpose.
+    return Availability(ok=True, reason="a C++ compiler is there", priority=5)
 
 
 def _has_modelscope(context: ProbeContext) -> Availability:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from xml.etree import ElementTree
 from minisgl.cli.main import main
 from minisgl.cli.plugin_kinds import PLUGIN_KINDS
 from tests.packaging.test_import_rules import imported_names
+from tests.packaging.workspace import ROOT
 
 NAMES = {kind: f"my-{kind.replace('_', '-')}" for kind in PLUGIN_KINDS} | {
     "model": "MyModelForCausalLM"
@@ -66,13 +68,40 @@ def run_tests(target: Path, folder: Path, *args: str) -> list[Outcome]:
         args: Of pytest.
     """
     report = folder / "report.xml"
-    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--junitxml={report}"]
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    flags = ["-q", "-p", "no:cacheprovider", "-c", str(folder / "pytest.ini")]
+    flags += ["--import-mode=importlib", f"--junitxml={report}"]
     command = [sys.executable, "-m", "pytest", *flags, *args]
     run = subprocess.run(
         command, cwd=folder, env=seeing(target), capture_output=True, text=True, check=False
     )
     assert run.returncode in (0, 1), run.stdout + run.stderr
     return list(read_report(report))
+
+
+def type_complaints(folders: Sequence[Path], flat: Path) -> str:
+    """Return what mypy says against distributions and their tests; nothing if all is well.
+
+    Args:
+        folders: Of distributions.
+        flat: An empty folder for copies of the tests, whose names occur twice.
+    """
+    for folder in folders:
+        for path in (folder / "tests").glob("test_*.py"):
+            shutil.copy(path, flat / f"{folder.name.replace('-', '_')}_{path.name}")
+    sources = [str(path) for folder in folders for path in (folder / "src").iterdir()]
+    # The settings and the cache of this repository: its core and torch need no second look.
+    mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    path = os.pathsep.join(str(folder / "src") for folder in folders)
+    run = subprocess.run(
+        [*mypy, "--strict", *sources, *map(str, flat.glob("*.py"))],
+        cwd=ROOT,
+        env=os.environ | {"MYPYPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if run.returncode == 0 else run.stdout + run.stderr
 
 
 def read_report(report: Path) -> Iterator[Outcome]:

@@ -64,7 +64,7 @@ def test_json_says_the_same(boot: Boot, capsys: Capture) -> None:
     assert (good["is_available"], good["priority"], good["auto"]) == (True, 7, "prefill, decode")
     assert good["aliases"] == ["goodie"]
     assert row(document, "cache", "says-no")["reason"] == "needs a moon"
-    assert row(document, "kernels", "torch")["auto"] == "1st"
+    assert row(document, "source", "demo")["auto"] == "1st"
     assert {"name": "good", "distribution": "acme-good", "version": "1.0"} in document["hooks"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +19,10 @@ from tests.core.cli.new_plugins import (
     install,
     run_tests,
     seeing,
+    type_complaints,
     write_plugin,
 )
 from tests.packaging.test_import_rules import is_public
-from tests.packaging.workspace import ROOT
 from tests.server.server_process import ServerProcess
 
 every_kind = pytest.mark.parametrize("kind", PLUGIN_KINDS)
@@ -49,8 +48,9 @@ def own_tests(
 ) -> list[Outcome]:
     """How their tests end, but for the conformance suites."""
     tests = [str(folder / "tests") for folder in written.values()]
-    folder = tmp_path_factory.mktemp("run")
-    return run_tests(target, folder, *tests, "--ignore-glob=*test_conformance.py")
+    root = written["attention"].parent  # so that a test's name begins with its distribution's
+    flags = ("--rootdir", str(root), "-k", "not test_it_conforms")
+    return run_tests(target, tmp_path_factory.mktemp("run"), *tests, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -91,22 +91,7 @@ def test_it_imports_public_modules_alone(written: dict[str, Path], kind: str) ->
 
 
 def test_all_of_them_are_strictly_typed(written: dict[str, Path], tmp_path: Path) -> None:
-    # Flat, because the tests of two distributions have the same names.
-    for kind, folder in written.items():
-        for path in (folder / "tests").glob("test_*.py"):
-            shutil.copy(path, tmp_path / f"{kind}_{path.name}")
-    sources = [str(path) for folder in written.values() for path in (folder / "src").iterdir()]
-    # The settings and the cache of this repository: its core and torch need no second look.
-    mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
-    run = subprocess.run(
-        [*mypy, "--strict", *sources, *map(str, tmp_path.glob("*.py"))],
-        cwd=ROOT,
-        env=seeing(tmp_path) | {"MYPYPATH": ":".join(str(Path(s).parent) for s in sources)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert type_complaints(list(written.values()), tmp_path) == ""
 
 
 def test_all_of_them_are_listed_as_working(target: Path) -> None:

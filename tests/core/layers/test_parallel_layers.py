@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minisgl.distributed.contract import AllReduceAddNorm
 from minisgl.layers.base import BaseOP
 from minisgl.layers.embedding import LMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GateUpLinear, QKVLinear, RowLinear
+from minisgl.layers.norm import RMSNorm
 from minisgl.layers.shard import split_evenly, split_heads
 from minisgl.models.config import normalize_config
 from minisgl.models.contract import ModelBuild
@@ -62,6 +64,65 @@ def test_a_row_parallel_bias_is_added_once(num_ranks: int) -> None:
 
     for result in run_ranks(num_ranks, work):
         torch.testing.assert_close(result, F.linear(x, weight, bias), rtol=0, atol=1e-5)
+
+
+class FusingComm(ThreadComm):
+    """Has the fused op, for two rows at most, and counts its calls."""
+
+    def __init__(self, comm: ThreadComm) -> None:
+        self.__dict__ = comm.__dict__  # the same place in the group
+        self.num_fused = 0
+
+    @property
+    def all_reduce_add_norm(self) -> AllReduceAddNorm:
+        return self._fused
+
+    def _fused(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if x.shape[0] > 2:
+            return None
+        self.num_fused += 1
+        total = self.all_reduce(x) + residual
+        return F.rms_norm(total, (total.shape[-1],), weight, eps), total
+
+
+@pytest.mark.parametrize("is_fusing", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_parts_are_summed_added_and_normed(num_ranks: int, num_rows: int, is_fusing: bool) -> None:
+    parts = [random(num_rows, HIDDEN, seed=rank) for rank in range(num_ranks)]
+    residual, weight = random(num_rows, HIDDEN, seed=90), random(HIDDEN, seed=91)
+    total = torch.stack(parts).sum(dim=0) + residual
+
+    def work(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor, int]:
+        comm = FusingComm(comm) if is_fusing else comm
+        op = RMSNorm(make_build(comm), HIDDEN)
+        fill(op, {"block.op.weight": weight})
+        normed, added = op.forward_sum_add(parts[comm.rank].clone(), residual.clone())
+        return normed, added, getattr(comm, "num_fused", 0)
+
+    expected = F.rms_norm(total, (HIDDEN,), weight, 1e-6)
+    for normed, added, num_fused in run_ranks(num_ranks, work):
+        torch.testing.assert_close(added, total, rtol=0, atol=1e-5)
+        torch.testing.assert_close(normed, expected, rtol=0, atol=1e-5)
+        assert num_fused == (is_fusing and num_ranks > 1 and num_rows <= 2)
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_a_part_of_a_row_parallel_product_is_not_summed(num_ranks: int) -> None:
+    weight, x = random(HIDDEN, WIDTH), random(3, WIDTH, seed=2)
+
+    def work(comm: ThreadComm) -> tuple[torch.Tensor, int]:
+        shard = split_evenly("width", WIDTH, comm.rank, comm.size)
+        op = RowLinear(make_build(comm), WIDTH, shard, has_bias=False)
+        fill(op, {"block.op.weight": weight})
+        return op.forward_part(x[:, shard.index]), comm.num_all_reduces
+
+    results = run_ranks(num_ranks, work)
+    assert [count for _, count in results] == [0] * num_ranks
+    total = torch.stack([part for part, _ in results]).sum(dim=0)
+    torch.testing.assert_close(total, F.linear(x, weight), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)

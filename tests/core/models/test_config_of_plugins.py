@@ -17,7 +17,7 @@ from minisgl.plugin.manager import PluginManager
 CONFIG = {
     "architectures": ["AdaptedForCausalLM"],
     "width": 64,
-    "hidden_size": 1,
+    "hidden_size": 8,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -75,7 +75,7 @@ def test_the_backend_of_the_architecture_reads_it_first(module: str) -> None:
 
 def test_without_an_adapter_the_common_fields_count(module: str) -> None:
     config = read_model_config(CONFIG | {"use_qk_norm": True}, plugins_with(f"{module}:PLAIN"))
-    assert (config.hidden_size, config.has_qk_norm, config.windows) == (1, True, (None, None))
+    assert (config.hidden_size, config.has_qk_norm, config.windows) == (8, True, (None, None))
 
 
 def test_what_the_adapter_refuses_is_said_as_it_says_it(module: str) -> None:
@@ -92,4 +92,4 @@ def test_an_adapter_that_fails_is_named(module: str) -> None:
 @pytest.mark.parametrize("second", ["adapting_plugin:PLAIN", "adapting_plugin:gone"])
 def test_two_offers_or_a_broken_one_are_left_to_whoever_picks(module: str, second: str) -> None:
     first = [] if second.endswith("gone") else [f"{module}:ADAPTED"]
-    assert read_model_config(CONFIG, plugins_with(*first, second)).hidden_size == 1
+    assert read_model_config(CONFIG, plugins_with(*first, second)).hidden_size == 8

@@ -106,11 +106,17 @@ def test_what_lies_between_product_and_attention(
     for op in (ops["qk_norm_rope_store"], composed):
         pools = torch.zeros(2, 512, num_kv, head_dim)
         inputs = QKVInputs(
-            *(num_q, num_kv, head_dim),
-            *((randn(head_dim), randn(head_dim) + 1) if has_norms else (None, None)),
+            num_q,
+            num_kv,
+            head_dim,
+            randn(head_dim) if has_norms else None,
+            randn(head_dim) + 1 if has_norms else None,
             1e-5,
             torch.arange(num_rows, dtype=torch.int32) + 100,
-            *(cache, pools[0], pools[1], slots),
+            cache,
+            pools[0],
+            pools[1],
+            slots,
         )
         results.append((op(qkv.clone(), inputs), pools))
     for mine, theirs in zip(*results, strict=True):

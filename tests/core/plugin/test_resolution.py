@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,8 @@ from minisgl.errors import PluginError
 from minisgl.plugin.spec import ProbeContext
 from tests.core.plugin.installed import Boot
 
-CPU = ProbeContext()
+# Of a type that the native backends refuse, so that no compiler decides what is picked.
+CPU = ProbeContext(dtype="bfloat16")
 
 
 def test_one_name_serves_both_phases(boot: Boot) -> None:
@@ -72,7 +74,7 @@ def test_auto_takes_the_highest_priority_and_says_why_not_the_others(boot: Boot)
 
 
 def test_auto_heeds_a_page_size_that_the_user_set(boot: Boot) -> None:
-    chosen = boot("acme-good").resolve_attention("auto", ProbeContext(page_size=8))
+    chosen = boot("acme-good").resolve_attention("auto", replace(CPU, page_size=8))
     assert chosen.prefill.name == "torch"
     reasons = {refusal.name: refusal.reason for refusal in chosen.refused}
     assert reasons["good"] == "wants a page size of 16 or 64, not 8"
@@ -98,7 +100,7 @@ def test_an_unknown_name_lists_what_is_and_what_could_be_installed(boot: Boot) -
     with pytest.raises(PluginError) as caught:
         plugins.resolve_attention("torch,zz", CPU)
     assert str(caught.value) == (
-        "--attn torch,zz: no installed plugin offers 'zz'; installed: good, torch; can be "
+        "--attn torch,zz: no installed plugin offers 'zz'; installed: good, native, torch; can be "
         "installed: fa (pip install minisgl-attn-fa), fi (pip install minisgl-attn-flashinfer)"
     )
 

@@ -6,7 +6,10 @@ from importlib.resources import files
 
 from starlette.responses import HTMLResponse
 
-_POLICY = "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_POLICY = (
+    "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class PageRoute:

@@ -2,9 +2,9 @@
 //
 // A unit is a run of query rows and the keys that all of them look at: the rows of one block of a
 // prompt, one decoding request, or several decoding requests and a prefix of pages that they share.
-// Units of shared prefixes form a tree; what a row sees is its leaf's keys and those of all parents.
-// The keys of a unit are cut into chunks so that every thread has work; a unit that is whole and has
-// no parent writes final results, all others write partial ones that are merged.
+// Units of shared prefixes form a tree; what a row sees is its leaf's keys and those of all
+// parents. The keys of a unit are cut into chunks so that every thread has work; a unit that is
+// whole and has no parent writes final results, all others write partial ones that are merged.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 #include <numeric>
 #include <vector>
 
-constexpr int KEY_BLOCK = 64;         // keys that are laid out and multiplied at a time
+constexpr int KEY_BLOCK = 64;          // keys that are laid out and multiplied at a time
 constexpr int MAX_UNIT_QUERIES = 192;  // query rows times heads of a group, in one unit
-constexpr int MIN_SHARED_KEYS = 128;  // keys less to read that pay for a unit of their own
+constexpr int MIN_SHARED_KEYS = 128;   // keys less to read that pay for a unit of their own
 constexpr int ITEMS_PER_THREAD = 4;
 constexpr int64_t MIN_PARALLEL_COST = 1 << 18;  // products below which one thread is as quick
 
@@ -82,8 +82,10 @@ class Planner {
         group = reqs.num_qo_heads / reqs.num_kv_heads;
         std::vector<int> singles;
         for (int req = 0; req < reqs.num_reqs; ++req) {
-            if (reqs.num_queries(req) == 1) singles.push_back(req);
-            else add_prompt(req);
+            if (reqs.num_queries(req) == 1)
+                singles.push_back(req);
+            else
+                add_prompt(req);
         }
         add_singles(singles);
         int64_t products = total_cost() * reqs.num_kv_heads * reqs.head_dim;
@@ -111,14 +113,16 @@ class Planner {
     int num_shareable(int req) const { return (reqs.seq_lens[req] - 1) / reqs.page_size; }
 
     int add_unit(int first_row, int num_rows, int req, int key_begin, int key_end, int parent) {
-        units.push_back({first_row, num_rows, reqs.table_idx[req], key_begin, key_end, parent, 1, 1, 0, -1});
+        units.push_back(
+            {first_row, num_rows, reqs.table_idx[req], key_begin, key_end, parent, 1, 1, 0, -1});
         return int(units.size()) - 1;
     }
 
     void add_prompt(int req) {
         int count = reqs.num_queries(req), first = reqs.seq_lens[req] - count;
         int size = std::max(1, MAX_UNIT_QUERIES / group);
-        while (size > 8 && (count / size) * reqs.num_kv_heads < ITEMS_PER_THREAD * reqs.num_threads) size /= 2;
+        while (size > 8 && (count / size) * reqs.num_kv_heads < ITEMS_PER_THREAD * reqs.num_threads)
+            size /= 2;
         for (int start = 0; start < count; start += size) {
             int end = std::min(start + size, count), first_row = int(rows.size());
             for (int i = start; i < end; ++i)
@@ -133,7 +137,8 @@ class Planner {
         if (is_sharing) {
             std::sort(order.begin(), order.end(), [this](int a, int b) {
                 const int32_t *p = reqs.pages(a), *q = reqs.pages(b);
-                return std::lexicographical_compare(p, p + num_shareable(a), q, q + num_shareable(b));
+                return std::lexicographical_compare(p, p + num_shareable(a), q,
+                                                    q + num_shareable(b));
             });
         }
         int first_row = int(rows.size());
@@ -169,13 +174,15 @@ class Planner {
     void add_tree(int first_row, int begin, int end, int level, int covered, int parent) {
         while (begin < end) {
             int stop = begin + 1, least = INT32_MAX;
-            for (; stop < end && common[stop] > level; ++stop) least = std::min(least, common[stop]);
+            for (; stop < end && common[stop] > level; ++stop)
+                least = std::min(least, common[stop]);
             int req = order[begin], num_rows = stop - begin, row = first_row + begin;
             if (num_rows == 1) {
                 int start = std::max(covered * reqs.page_size, first_key(reqs.seq_lens[req]));
                 add_unit(row, 1, req, start, reqs.seq_lens[req], parent);
             } else if ((least - covered) * reqs.page_size * (num_rows - 1) >= MIN_SHARED_KEYS) {
-                int unit = add_unit(row, num_rows, req, covered * reqs.page_size, least * reqs.page_size, parent);
+                int unit = add_unit(row, num_rows, req, covered * reqs.page_size,
+                                    least * reqs.page_size, parent);
                 units[unit].is_leaf = 0;
                 add_tree(first_row, begin, stop, least, least, unit);
             } else {
@@ -201,7 +208,10 @@ class Planner {
         int wanted = ITEMS_PER_THREAD * header.num_threads;
         // One item for all heads reads whole pages; one per head is more items.
         bool is_decode = int(order.size()) == reqs.num_reqs;
-        header.heads_per_item = is_decode && (header.num_threads == 1 || int(units.size()) >= wanted) ? reqs.num_kv_heads : 1;
+        header.heads_per_item =
+            is_decode && (header.num_threads == 1 || int(units.size()) >= wanted)
+                ? reqs.num_kv_heads
+                : 1;
         int64_t most = std::max<int64_t>(1, total_cost() * reqs.num_kv_heads / wanted);
         for (Unit& unit : units) cut_unit(unit, header.num_threads == 1 ? INT64_MAX : most);
         std::vector<int> by_cost(units.size());

@@ -25,7 +25,8 @@ constexpr int TILE_ROWS = 6;
 
 // c = keep * c + a . b for M rows and N vectors of columns; keep is one number per row.
 template <int M, int N>
-void product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int depth, float* c, int64_t c_stride, const float* keep) {
+void product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int depth,
+             float* c, int64_t c_stride, const float* keep) {
     Vec sum[M][N];
     for (int i = 0; i < M; ++i)
         for (int j = 0; j < N; ++j)
@@ -45,7 +46,8 @@ void product(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
         for (int j = 0; j < N; ++j) store(c + i * c_stride + j * LANES, sum[i][j]);
 }
 
-typedef void (*Product)(const float*, int64_t, const float*, int64_t, int, float*, int64_t, const float*);
+typedef void (*Product)(const float*, int64_t, const float*, int64_t, int, float*, int64_t,
+                        const float*);
 
 template <int M, int... N>
 constexpr Product products_of(int n, std::integer_sequence<int, N...>) {
@@ -60,7 +62,8 @@ inline Product find_product(int m, int n, std::integer_sequence<int, M...>) {
 }
 
 // The product for m rows, at most TILE_ROWS, and any number of vectors.
-INLINE void multiply(int m, int vectors, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int depth, float* c, int64_t c_stride, const float* keep) {
+INLINE void multiply(int m, int vectors, const float* a, int64_t a_stride, const float* b,
+                     int64_t b_stride, int depth, float* c, int64_t c_stride, const float* keep) {
     for (int j = 0; j < vectors; j += TILE_VECTORS) {
         int n = vectors - j < TILE_VECTORS ? vectors - j : TILE_VECTORS;
         Product run = find_product(m, n, std::make_integer_sequence<int, TILE_ROWS>());

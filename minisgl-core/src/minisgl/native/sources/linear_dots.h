@@ -38,42 +38,47 @@ struct Tile {
     float* out;
     int64_t stride;  // of out
     int64_t depth;
-    int outputs;  // at most OUTPUTS
+    int outputs;  // OUTPUTS or 1
 };
+
+// Add up the lanes and store; apart from the loop, whose registers are all taken.
+__attribute__((noinline)) inline void finish(const Tile& tile, const Vec (*sums)[OUTPUTS],
+                                             int num_rows) {
+    for (int r = 0; r < num_rows; ++r) {
+        Quad y = hsum4(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+        float* out = tile.out + r * tile.stride;
+        if (tile.outputs == OUTPUTS && !tile.bias) {
+            std::memcpy(out, &y, sizeof y);
+            continue;
+        }
+        for (int o = 0; o < tile.outputs; ++o) out[o] = y[o] + (tile.bias ? tile.bias[o] : 0.0f);
+    }
+}
 
 template <int ROWS>
 void multiply(const Tile& tile, Ahead& to_come) {
     Vec sums[ROWS][OUTPUTS] = {};
-    const float* w[OUTPUTS];
-    for (int o = 0; o < OUTPUTS; ++o) w[o] = tile.w + (o < tile.outputs ? o : 0) * tile.depth;
-    Ahead ahead = to_come;
-    auto step = [&](int64_t k, auto load_at) {
-        Vec columns[OUTPUTS];
-        for (int o = 0; o < OUTPUTS; ++o) columns[o] = load_at(w[o] + k);
+    // Rows are addressed as base + 0, 1 or 2 strides: a pointer for each would not fit.
+    const int64_t x_stride = tile.x_stride, w_stride = tile.outputs == OUTPUTS ? tile.depth : 0;
+    const float *x = tile.x, *x3 = x + 3 * x_stride, *w = tile.w, *w3 = w + 3 * w_stride;
+    auto step = [&](auto load_at) {
+        Vec columns[OUTPUTS] = {load_at(w), load_at(w + w_stride), load_at(w + 2 * w_stride),
+                                load_at(w3)};
         for (int r = 0; r < ROWS; ++r) {
-            Vec xr = load_at(tile.x + r * tile.x_stride + k);
+            Vec xr = load_at((r < 3 ? x : x3) + r % 3 * x_stride);
             for (int o = 0; o < OUTPUTS; ++o) sums[r][o] += xr * columns[o];
         }
+        x += LANES, x3 += LANES, w += LANES, w3 += LANES;
     };
     int64_t k = 0, whole = tile.depth / LANES * LANES;
     while (k < whole) {
-        ahead.step();
-        // In a loop of its own, which the prefetcher's registers stay out of.
+        to_come.step();
         for (int64_t stop = panels::smaller(k + STEP * LANES, whole); k < stop; k += LANES)
-            step(k, [](const float* p) { return load(p); });
+            step([](const float* p) { return load(p); });
     }
     int left = int(tile.depth - whole);
-    if (left) step(k, [left](const float* p) { return load_part(p, left); });
-    to_come = ahead;
-    Quad bias{};
-    size_t bytes = tile.outputs * sizeof(float);
-    if (tile.bias) std::memcpy(&bias, tile.bias, bytes);
-    for (int r = 0; r < ROWS; ++r) {
-        Quad y = hsum4(sums[r][0], sums[r][1], sums[r][2], sums[r][3]) + bias;
-        float* out = tile.out + r * tile.stride;
-        if (tile.outputs == OUTPUTS) std::memcpy(out, &y, sizeof y);
-        else std::memcpy(out, &y, bytes);
-    }
+    if (left) step([left](const float* p) { return load_part(p, left); });
+    finish(tile, sums, ROWS);
 }
 
 using Multiply = void (*)(const Tile&, Ahead&);
@@ -94,10 +99,13 @@ inline void run(const Weight& weight, const float* x, int64_t x_stride, float* o
         int64_t stop = panels::smaller(group + GROUP, outputs.end);
         const float* next = weight.data + stop * depth;
         const float* after = next + GROUP * depth;
-        Ahead ahead(next, after < end ? after : end, STEP * OUTPUTS * LANES / LINE_FLOATS, blocks.count);
-        for (int64_t o = group; o < stop; o += OUTPUTS) {
-            for (int64_t block = 0; block < blocks.count; ++block) {
-                int64_t row = blocks.begin(block);
+        Ahead ahead(next, after < end ? after : end, STEP * OUTPUTS * LANES / LINE_FLOATS,
+                    blocks.count);
+        // The rows of a block stay in the first-level cache for all outputs of the group.
+        for (int64_t block = 0; block < blocks.count; ++block) {
+            int64_t row = blocks.begin(block);
+            for (int64_t o = group, count; o < stop; o += count) {
+                count = stop - o >= OUTPUTS ? OUTPUTS : 1;
                 Tile tile{x + row * x_stride,
                           x_stride,
                           weight.data + o * depth,
@@ -105,7 +113,7 @@ inline void run(const Weight& weight, const float* x, int64_t x_stride, float* o
                           out + row * stride + o,
                           stride,
                           depth,
-                          int(panels::smaller(stop - o, OUTPUTS))};
+                          int(count)};
                 by_rows[blocks.rows(block)](tile, ahead);
             }
         }

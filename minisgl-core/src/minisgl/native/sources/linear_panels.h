@@ -43,7 +43,8 @@ constexpr int MAX_ROWS = 6;
 #endif
 constexpr int64_t DEPTH = 1024;
 constexpr int64_t NEAR = 12;  // inputs that the first-level cache is ahead of the sums
-constexpr int64_t CACHE_FLOATS = 1 << 18;  // of x, beside the panels in the second-level cache
+constexpr int64_t CACHE_FLOATS = 1 << 17;  // of x, beside the panels in the second-level cache
+constexpr int64_t GROUP_FLOATS = 1 << 17;  // of panels
 
 // Memory of a thread that only ever grows.
 struct Scratch {
@@ -137,19 +138,26 @@ void multiply(const Tile& tile, Ahead& to_come) {
     const float* x = tile.x;
     const float* w = tile.w;
     Ahead ahead = to_come;
-    for (int64_t k = 0; k < tile.depth;) {
+    auto add_input = [&](int i) {
+        fetch_near(w + (i + NEAR) * PANEL, PANEL);
+        Vec w0 = load(w + i * PANEL), w1 = load(w + i * PANEL + LANES);
+        for (int r = 0; r < ROWS; ++r) {
+            Vec xr = splat(x[i * ROWS + r]);
+            sums[r][0] += xr * w0;
+            sums[r][1] += xr * w1;
+        }
+    };
+    int64_t k = 0;
+    for (; k + LANES <= tile.depth; k += LANES) {
         ahead.step();
-        for (int64_t stop = smaller(k + LANES, tile.depth); k < stop; ++k) {
-            fetch_near(w + NEAR * PANEL, PANEL);
-            Vec w0 = load(w), w1 = load(w + LANES);
-            for (int r = 0; r < ROWS; ++r) {
-                Vec xr = splat(x[r]);
-                sums[r][0] += xr * w0;
-                sums[r][1] += xr * w1;
-            }
-            x += ROWS, w += PANEL;
+        for (int i = 0; i < LANES; i += 4, x += 4 * ROWS, w += 4 * PANEL) {
+            add_input(0);
+            add_input(1);
+            add_input(2);
+            add_input(3);
         }
     }
+    for (; k < tile.depth; ++k, x += ROWS, w += PANEL) add_input(0);
     to_come = ahead;
     for (int r = 0; r < ROWS; ++r) {
         float* kept = tile.sums + r * PANEL;
@@ -227,30 +235,39 @@ struct Product {
         }
     }
 
-    void run_panel(const float* rows, int64_t first, int64_t count, int64_t panel,
-                   bool has_next) const {
+    // So many panels share the passes over the rows, which then find x and out in the cache; with
+    // few rows one by one, because the first group of a thread comes unfetched.
+    int64_t panels_at_once(int64_t num_blocks) const {
+        int64_t fitting = GROUP_FLOATS / (PANEL * weight.num_inputs);
+        return num_blocks <= 2 || fitting < 1 ? 1 : fitting;
+    }
+
+    // Multiply the rows first .. first + count by some panels; next_end is where those of this
+    // thread end.
+    void run_panels(const float* rows, int64_t first, int64_t count, Range group,
+                    int64_t next_end) const {
         Blocks blocks(count, MAX_ROWS);
-        int64_t inputs = weight.num_inputs;
-        const float* layout = weight.data + panel * PANEL * inputs;
-        const float* next = layout + PANEL * inputs;
-        Ahead ahead(next, has_next ? next + PANEL * inputs : next, LANES * PANEL / LINE_FLOATS,
-                    blocks.count);
-        float* sums = inputs > DEPTH ? own_sums.at_least(count * PANEL) : nullptr;
-        for (int64_t k = 0; k < inputs; k += DEPTH) {
-            int64_t depth = smaller(inputs - k, DEPTH);
-            for (int64_t block = 0; block < blocks.count; ++block) {
-                int64_t row = blocks.begin(block);
-                int size = blocks.rows(block);
-                Tile tile{&weight,
-                          rows + row * inputs + k * size,
-                          layout + k * PANEL,
-                          sums + row * PANEL,
-                          out + (first + row) * weight.num_outputs,
-                          depth,
-                          panel * outputs_per_panel(weight),
-                          k == 0,
-                          k + depth == inputs};
-                table.by_rows[size](tile, ahead);
+        int64_t inputs = weight.num_inputs, size = PANEL * inputs;
+        int64_t next = smaller(group.end + group.end - group.begin, next_end);
+        Ahead ahead(weight.data + group.end * size, weight.data + next * size,
+                    LANES * PANEL / LINE_FLOATS, blocks.count);
+        float* sums = inputs > DEPTH ? own_sums.at_least(MAX_ROWS * PANEL) : nullptr;
+        for (int64_t block = 0; block < blocks.count; ++block) {
+            int64_t row = blocks.begin(block);
+            for (int64_t panel = group.begin; panel < group.end; ++panel) {
+                for (int64_t k = 0; k < inputs; k += DEPTH) {
+                    int64_t depth = smaller(inputs - k, DEPTH);
+                    Tile tile{&weight,
+                              rows + row * inputs + k * blocks.rows(block),
+                              weight.data + panel * size + k * PANEL,
+                              sums,
+                              out + (first + row) * weight.num_outputs,
+                              depth,
+                              panel * outputs_per_panel(weight),
+                              k == 0,
+                              k + depth == inputs};
+                    table.by_rows[blocks.rows(block)](tile, ahead);
+                }
             }
         }
     }
@@ -271,8 +288,11 @@ struct Product {
                 }
                 // A single row is laid out as it is.
                 const float* laid_out = count > 1 ? rows : x + first * x_stride;
-                for (int64_t panel = mine.begin; panel < mine.end; ++panel)
-                    run_panel(laid_out, first, count, panel, panel + 1 < mine.end);
+                int64_t step = panels_at_once(Blocks(count, MAX_ROWS).count);
+                for (int64_t panel = mine.begin; panel < mine.end; panel += step) {
+                    Range group{panel, smaller(panel + step, mine.end)};
+                    run_panels(laid_out, first, count, group, mine.end);
+                }
             }
         });
     }

@@ -29,7 +29,11 @@ class Ahead {
     }
 
     INLINE void step() {
-        for (credit_ += gain_; credit_ >= cost_ && next_ < stop_; credit_ -= cost_, next_ += LINE_FLOATS)
+        credit_ += gain_;
+        while (credit_ >= cost_ && next_ < stop_) {
             for (int i = 0; i < STREAMS; ++i) __builtin_prefetch(next_ + i * part_, 0, 2);
+            credit_ -= cost_;
+            next_ += LINE_FLOATS;
+        }
     }
 };
