@@ -45,7 +45,7 @@ wheels: $(SETUP) ## Build the sdist and the wheel of every distribution into dis
 	for name in $(DISTRIBUTIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$name || exit 1; done
 
 docs: $(SETUP) ## Build the documentation into build/docs/, strictly
-	$(BIN)/mkdocs --quiet build --strict --config-file docs/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict --config-file docs/site/mkdocs.yml
 
 pages: $(SETUP) ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m docs.site.pages

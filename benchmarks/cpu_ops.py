@@ -5,6 +5,8 @@
     .venv/bin/python benchmarks/cpu_ops.py attention ops
 
 ``linear`` is time over the floor: bytes of the weight over the read bandwidth measured first.
+``torch`` and ``native`` are what the two kernel sets choose, ``panels`` and ``dots`` the two forms
+that ``native`` chooses from. In brackets are GFLOP/s, which count from some 16 rows on.
 Enough copies of a weight are used in turn that none stays in a cache of ordinary size.
 ``attention`` and ``ops`` are microseconds per call. The methods of a row are timed in turn,
 round by round, and medians are shown, so that a busy machine slows all of them alike: compare
@@ -25,13 +27,8 @@ from torch import Tensor
 from minisgl.attention.native_backend import NativeAttentionBackend
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.ops import torch_ops
-from minisgl.ops.cpu_linear import (
-    BLOCK,
-    MklLinear,
-    TransposedLinear,
-    UnpackedLinear,
-    pack_linear,
-)
+from minisgl.ops.cpu_linear import pack_linear as pack_by_torch
+from minisgl.ops.native_linear import NativeLinear, pack_linear
 from minisgl.testing.attention_case import AttentionCase, AttentionShape
 from minisgl.testing.paged_batches import Step
 
@@ -72,30 +69,17 @@ def measure_read_bandwidth() -> float:
 
 def linear_forms(weights: list[Tensor], x: Tensor) -> dict[str, Callable[[], object]]:
     """Return every way to multiply ``x`` by each of the weights."""
-    num_outputs, num_inputs = weights[0].shape
-    unpacked = [UnpackedLinear(weight, None) for weight in weights]
-    batch = x.expand(num_outputs // BLOCK, -1, -1)
-    blocks = [w.view(-1, BLOCK, num_inputs).transpose(1, 2) for w in weights]
-    transposed = [TransposedLinear(weight, None) for weight in weights]
-    chosen = [pack_linear(weight) for weight in weights]
-    forms: dict[str, Callable[[], object]] = {
+    by_torch = [pack_by_torch(weight) for weight in weights]
+    native = [pack_linear(weight) for weight in weights]
+    panels = [NativeLinear(weight, None) for weight in weights]
+    dots = [NativeLinear(weight, None, is_packed=False) for weight in weights]
+    return {
         "F.linear": lambda: [F.linear(x, w) for w in weights],
-        "blocks": lambda: [torch.bmm(batch, b).transpose(0, 1).reshape(len(x), -1) for b in blocks],
-        "(wxT)T": lambda: [torch.mm(w, x.t()).t().contiguous() for w in weights],
-        "x@wT": lambda: [linear(x) for linear in transposed],
-        "unpacked": lambda: [linear(x) for linear in unpacked],
-        "chosen": lambda: [linear(x) for linear in chosen],
+        "torch": lambda: [linear(x) for linear in by_torch],
+        "native": lambda: [linear(x) for linear in native],
+        "panels": lambda: [linear(x) for linear in panels],
+        "dots": lambda: [linear(x) for linear in dots],
     }
-    if torch.backends.mkl.is_available():
-        packed = [MklLinear(weight, None) for weight in weights]
-        forms["mkl"] = lambda: [linear(x) for linear in packed]
-    if torch.backends.mkldnn.is_available():
-        reorder, product = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn
-        reordered = [reorder(weight, len(x)) for weight in weights]
-        forms["onednn"] = lambda: [
-            product._linear_pointwise(x, w, None, "none", [], "") for w in reordered
-        ]
-    return forms
 
 
 def print_linear(rows: list[int]) -> None:
@@ -110,7 +94,11 @@ def print_linear(rows: list[int]) -> None:
             for num_rows in rows:
                 forms = linear_forms(weights, torch.randn(num_rows, shape[1]))
                 cells = time_in_turn(forms, rounds=5)
-                text = "  ".join(f"{name} {value / floor:5.2f}" for name, value in cells.items())
+                work = 2e-9 * num_rows * count * weights[0].numel()
+                text = "  ".join(
+                    f"{name} {value / floor:5.2f} ({work / value:3.0f})"
+                    for name, value in cells.items()
+                )
                 print(f"{model} {shape[0]:>6}x{shape[1]:<4} rows {num_rows:>3}  {text}")
 
 
@@ -118,7 +106,7 @@ def print_attention() -> None:
     """Print one layer of attention by each backend: prompts, then decode steps."""
     print("\nattention: us per layer, pages of 16")
     for model, (num_kv_heads, group, head_dim) in HEADS.items():
-        for lens in PROMPTS + CONTEXTS:
+        for is_prompt, lens in [(True, n) for n in PROMPTS] + [(False, n) for n in CONTEXTS]:
             shape = AttentionShape(
                 num_kv_heads * group,
                 num_kv_heads,
@@ -127,7 +115,6 @@ def print_attention() -> None:
                 max_reqs=len(lens),
             )
             case = AttentionCase(shape)
-            is_prompt = lens in PROMPTS
             steps = [Step(row, 0 if is_prompt else n - 1, n) for row, n in enumerate(lens)]
             calls: dict[str, Callable[[], object]] = {}
             for name, build in (

@@ -32,11 +32,11 @@ from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.driver import DeviceLoader, device_size
 from minisgl_kernels_cuda.linear import LinearKernels
 from minisgl_kernels_cuda.linear_plans import (
-    BATCH_KERNELS,
     FEW_ROWS,
     BatchPlan,
     FewPlan,
     Plan,
+    has_kernel,
     kernel_rows,
 )
 from minisgl_kernels_cuda.linear_table import batch_rule, fill
@@ -85,11 +85,11 @@ class FixedKernels(LinearKernels):
         self.fixed: dict[Shape, Plan | None] = {}
 
     def choose(self, n: int, k: int, rows: int) -> Plan | None:
-        """Return the plan that is tried; one for few rows stays with them."""
+        """Return the plan that is tried, for the rows that it has a kernel for."""
         if (n, k) not in self.fixed:
             return super().choose(n, k, rows)
         plan = self.fixed[n, k]
-        return None if isinstance(plan, FewPlan) and rows > FEW_ROWS[-1] else plan
+        return plan if plan is not None and has_kernel(plan, rows) else None
 
 
 class Bench:
@@ -251,9 +251,9 @@ def batch_plans(n: int, k: int, rows: int, device: DeviceSize) -> Iterator[Batch
     for groups, splits, blocks_per_sm, x_slots in product(
         (1, 2), (1, 2, 4, 8), (1, 2, 3, 4), (2, 4)
     ):
-        if (size, groups) not in BATCH_KERNELS:
-            continue
         plan = fill(groups, splits, blocks_per_sm, (k, size), device, x_slots)
+        if not has_kernel(plan, rows):
+            continue
         num_blocks = plan.num_blocks(n)
         is_enough = num_blocks >= device.num_sms // 2 or (groups == 1 and splits == 8)
         is_few = splits == 1 or num_blocks <= 8 * device.num_sms

@@ -85,14 +85,17 @@ def test_a_page_size_chooses_the_generation_that_allows_it(install: Install) -> 
     assert probe_attention(ampere).reason.startswith("FlashAttention 2")
 
 
-def test_hopper_prefills_by_it_and_does_not_decode_by_generation_4(install: Install) -> None:
-    install("4")
+@pytest.mark.parametrize(("generation", "is_first"), [("3", True), ("4", False)])
+def test_hopper_prefills_by_generation_3_and_decodes_by_neither(
+    install: Install, generation: str, is_first: bool
+) -> None:
+    install(generation)
     priorities = {
         phase: probe_attention(replace(HOPPER, phase=phase)).priority
         for phase in ("prefill", "decode")
     }
     # FlashInfer has 40 for prefill and 50 for decode.
-    assert priorities["prefill"] > 40
+    assert (priorities["prefill"] > 40) == is_first
     assert 0 < priorities["decode"] < 50
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,6 +83,35 @@ class PlansOnceForAllReplays(TorchAttentionBackend):
 
     def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
         return super().forward(q, layer_id, self._captured.get(id(batch), batch))
+
+
+class ReadsOnePageTooFar(TorchAttentionBackend):
+    """Takes each page from the next column of the page table."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        table = config.context.page_table
+        config.context.page_table = table.roll(-1, dims=1)
+        super().__init__(config)
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        host = batch.host
+        assert host is not None
+        batch.host = replace(host, page_table=np.roll(host.page_table, -1, axis=1))
+        super().prepare_metadata(batch)
+        batch.host = host
+
+
+class KeepsItsPlanInTheClass(TorchAttentionBackend):
+    """The newest plan of the process is everybody's."""
+
+    plans: ClassVar[list[Batch]] = []
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        super().prepare_metadata(batch)
+        self.plans[:] = [batch]
+
+    def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
+        return super().forward(q, layer_id, self.plans[0] if self.plans else batch)
 
 
 class BrokenKernels(TorchKernelSet):
@@ -195,6 +225,24 @@ class NormalizesItsInput(TorchMoEBackend):
     ) -> Tensor:
         router_logits.sub_(router_logits.amax(dim=-1, keepdim=True))
         return super().forward(hidden_states, router_logits, gate_up_weight, down_weight)
+
+
+class SharesItsOutput(TorchMoEBackend):
+    """All backends of the process write into one buffer."""
+
+    buffers: ClassVar[dict[int, Tensor]] = {}
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        router_logits: Tensor,
+        gate_up_weight: Tensor,
+        down_weight: Tensor,
+    ) -> Tensor:
+        out = super().forward(hidden_states, router_logits, gate_up_weight, down_weight)
+        size = out.shape[1]
+        buffer = self.buffers.setdefault(size, torch.empty(4096, size, dtype=out.dtype))
+        return buffer[: len(out)].copy_(out)
 
 
 class SwapsGateAndUp(TorchMoEBackend):

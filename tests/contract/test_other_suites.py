@@ -17,6 +17,8 @@ FAULTS: list[tuple[str, type, str, str]] = [
     ("attention", broken.ScalesTheQueriesInPlace, "prefill_with", "does not change q"),
     ("attention", broken.ForgetsTheNewestToken, "decode_of", "causal attention"),
     ("attention", broken.PlansOnceForAllReplays, "captured", "causal attention"),
+    ("attention", broken.ReadsOnePageTooFar, "decode_of", "causal attention"),
+    ("attention", broken.KeepsItsPlanInTheClass, "share_nothing", "share nothing"),
     ("kernels", broken.AddsNoEps, "small_and_large", "computes in float32"),
     ("kernels", broken.RotatesPairs, "test_rope", "rotates q by its positions"),
     ("kernels", broken.StoresOneSlotTooFar, "store_kv", "writes its slots exactly"),
@@ -26,6 +28,7 @@ FAULTS: list[tuple[str, type, str, str]] = [
     ("moe", broken.NeverRenormalizes, "number_of_tokens", "weighted sum"),
     ("moe", broken.NormalizesItsInput, "not_changed", "does not change its inputs"),
     ("moe", broken.SwapsGateAndUp, "number_of_tokens", "weighted sum"),
+    ("moe", broken.SharesItsOutput, "in_any_order", "while other layers run"),
     ("policy", broken.StarvesTheLast, "", "or nothing would ever start"),
     ("policy", broken.LeavesALock, "", "leaves no lock behind"),
 ]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.contract import AttentionBackend
-from minisgl.attention.pair import PairAttentionBackend
+from minisgl.attention.split import SplitAttentionBackend
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.device import compute_capability
 from minisgl.plugin.spec import ProbeContext
@@ -77,7 +77,7 @@ def make_cuda(case: AttentionCase, context: ProbeContext) -> AttentionBackend:
 
     # It serves decode alone.
     config = case.config()
-    return PairAttentionBackend(TorchAttentionBackend(config), build_attention(config))
+    return SplitAttentionBackend(TorchAttentionBackend(config), build_attention(config))
 
 
 def make_fi(case: AttentionCase, context: ProbeContext) -> AttentionBackend:

@@ -14,7 +14,7 @@ from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.driver import DeviceLoader, device_size
 from minisgl_kernels_cuda.linear import LinearKernels
-from minisgl_kernels_cuda.linear_plans import BATCH_KERNELS, BatchPlan, kernel_rows
+from minisgl_kernels_cuda.linear_plans import BatchPlan, has_kernel, kernel_rows
 from minisgl_kernels_cuda.linear_table import batch_rule
 from minisgl_kernels_cuda.norm import Norms
 from tests.kernels_cuda.planned_kernels import PlannedKernels, product
@@ -86,8 +86,7 @@ def test_every_form_is_near_float64(
         weight, bias = gpu(n, k, dtype=dtype, seed=1) / 8, gpu(n, dtype=dtype, seed=2)
         for rows in (1, 8, 16, 31, 32, 48, 64, 77, 96, 128):
             size = kernel_rows(rows)
-            has_kernel = (size, plan.groups) in BATCH_KERNELS
-            if not has_kernel or plan.shared_bytes(size) > MAX_SHARED_BYTES:
+            if not has_kernel(plan, rows) or plan.shared_bytes(size) > MAX_SHARED_BYTES:
                 continue
             check(kernels[dtype], plan, (gpu(rows, k, dtype=dtype), weight, bias))
 
@@ -132,7 +131,7 @@ def test_a_gated_product_is_the_activation_of_the_product(
         gated = kernels[BF16].pack_gated_linear(weight, bias, activation)  # type: ignore[arg-type]  # one of the names
         plain = kernels[BF16].pack_linear(weight, bias)
         for rows in (1, 16, 50, 64, 128):
-            if (kernel_rows(rows), plan.groups) not in BATCH_KERNELS:
+            if not has_kernel(plan, rows):
                 continue
             x = gpu(rows, k, seed=rows)
             poison(rows, n // 2, dtype=BF16)
@@ -160,7 +159,7 @@ def test_a_chain_gives_the_same_bits_at_every_replay(
     # Kernels overlap in a replayed graph, where one that does not wait as it should would differ.
     fused_add_rms_norm = Norms(loader, BF16).fused_add_rms_norm
     scale, products = gpu(1024, seed=9), []
-    plans = [p for p in PLANS[1:] if (kernel_rows(rows), p.groups) in BATCH_KERNELS]
+    plans = [p for p in PLANS[1:] if has_kernel(p, rows)]
     for i, plan in enumerate(plans):
         kernels[BF16].plan = plan
         up = kernels[BF16].pack_gated_linear(gpu(4096, 1024, seed=2 * i) / 32, None, "silu")

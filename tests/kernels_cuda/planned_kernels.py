@@ -7,14 +7,14 @@ from torch import Tensor
 
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.linear import LinearKernels
-from minisgl_kernels_cuda.linear_plans import BatchPlan, Plan
+from minisgl_kernels_cuda.linear_plans import BatchPlan, Plan, has_kernel
 from minisgl_kernels_cuda.units import DeviceSize, Loader
 
 H200 = DeviceSize(132, 227 << 10, "sm_90a")
 
 
 class PlannedKernels(LinearKernels):
-    """Kernels that run every product by one plan.
+    """Kernels that run every product by one plan, if there is a kernel for it.
 
     Attributes:
         plan: The plan.
@@ -25,7 +25,7 @@ class PlannedKernels(LinearKernels):
         self.plan = plan
 
     def choose(self, n: int, k: int, rows: int) -> Plan | None:
-        return self.plan
+        return self.plan if has_kernel(self.plan, rows) else None
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

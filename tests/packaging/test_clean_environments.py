@@ -94,10 +94,17 @@ def test_what_a_wheel_asks_for_is_enough_to_import_it(place: Place) -> None:
     assert Path(file).is_relative_to(place.folder)
 
 
-def test_what_is_installed_is_listed_and_nothing_else(place: Place) -> None:
+def test_minisgl_plugins_tells_the_truth(place: Place) -> None:
     run = place.run("plugins", "--json")
     assert run.returncode == 0, run.stderr
     document = answer_of(run)
+    assert document["failures"] == []
+    assert_all_are_listed(place, document)
+    assert_what_needs_a_gpu_says_so(document)
+
+
+def assert_all_are_listed(place: Place, document: dict[str, Any]) -> None:  # Any: JSON
+    """What is installed is listed, and nothing else."""
     listed = {(row["distribution"], row["kind"], row["name"]) for row in document["backends"]}
     assert listed == {
         (dist.name, group.removeprefix("minisgl."), name)
@@ -112,11 +119,10 @@ def test_what_is_installed_is_listed_and_nothing_else(place: Place) -> None:
         for group, name, _ in dist.entry_points
         if group == "minisgl"
     }
-    assert document["failures"] == []
 
 
-def test_without_a_gpu_its_backends_say_why_they_do_not_work(place: Place) -> None:
-    document = answer_of(place.run("plugins", "--json"))
+def assert_what_needs_a_gpu_says_so(document: dict[str, Any]) -> None:  # Any: JSON
+    """On a machine without one everything of the core works, and nothing else does."""
     assert document["machine"]["device"] == "cpu"
     for row in document["backends"]:
         if row["distribution"] != CORE.name:
@@ -151,6 +157,8 @@ def missing(dist: Distribution) -> list[str]:
 
 
 def test_it_generates_with_what_the_core_has(place: Place) -> None:
+    if place.dist == SERVER:
+        pytest.skip("its server generates, in another test")
     model = write_tiny_checkpoint(place.folder / "tiny")
     run = place.run("generate", str(model), "hello", "--json", "--max-tokens", "4", *TINY)
     assert run.returncode == 0, run.stderr

@@ -49,11 +49,11 @@ class ServerProcess:
         return found[1]
 
     def wait_until_ready(self) -> ServerProcess:
-        self.wait_for(lambda: _READY.search(self.log) is not None, START_TIMEOUT_S)
+        self.wait_for(lambda: _READY.search(self.log) is not None)
         self.descendants()
         return self
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, f"ended early\n{self.log}"
@@ -85,7 +85,7 @@ class ServerProcess:
         self.process.send_signal(number)
         return self.wait()
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
         return self.process.wait(timeout_s)
 
     def leftovers(self, patience_s: float = 5.0) -> list[str]:

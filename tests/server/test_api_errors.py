@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from minisgl_server.api import requests
+from minisgl_server.api.errors import ApiError
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -122,6 +128,19 @@ def test_a_body_over_the_limit_is_a_413(http: httpx.Client) -> None:
     error_of(http.post(COMPLETE, json={"prompt": "a" * 300_000}), 413)
     chunks = (b'{"prompt": "' if i == 0 else b"a" * 10_000 for i in range(40))
     error_of(http.post(COMPLETE, content=chunks), 413)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_S", 0.05)
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    request = Request({"type": "http", "headers": [], "method": "POST"}, receive)
+    with pytest.raises(ApiError, match="did not arrive") as caught:
+        asyncio.run(requests.read_body(request, 1000))
+    assert caught.value.status == 408
 
 
 def test_another_model_is_a_404(http: httpx.Client) -> None:

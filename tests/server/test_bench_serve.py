@@ -48,6 +48,12 @@ def test_a_trace_is_replayed(server: ServerProcess, tmp_path: Path) -> None:
     assert report["output_tokens_per_s"] * report["seconds"] == pytest.approx(7, rel=0.05)
 
 
+def test_a_trace_says_when_its_requests_come(server: ServerProcess, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"prompt": "a", "arrival_s": 0}\n{"prompt": "b", "arrival_s": 1.5}\n')
+    assert bench(server, f"--trace={path}", "--max-tokens=1")["seconds"] >= 1.5
+
+
 def test_a_picture_is_drawn(server: ServerProcess, tmp_path: Path) -> None:
     path = tmp_path / "bench.png"
     bench(server, f"--plot={path}", "--num-requests=8", "--max-tokens=8", "--prompt-words=9")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -79,10 +78,10 @@ def test_a_signal_lets_open_requests_finish(
 def test_draining_has_a_limit(tiny_model: Path, tmp_path: Path) -> None:
     with ServerProcess(tiny_model, tmp_path, "--drain-timeout-s=0") as server:
         server.wait_until_ready()
-        with open_stream(server, max_tokens=2000):
-            start = time.monotonic()
+        with open_stream(server, max_tokens=2000) as response:
             assert server.end() == 0
-            assert time.monotonic() - start < 8
+            with pytest.raises(httpx.HTTPError):  # it was cut off
+                assert "[DONE]" in response.read().decode()
         assert server.leftovers() == []
 
 
@@ -94,7 +93,7 @@ def test_a_second_interrupt_ends_at_once(tiny_model: Path, tmp_path: Path) -> No
             server.process.send_signal(signal.SIGINT)
             server.wait_for(lambda: "no new requests" in server.log)
             server.process.send_signal(signal.SIGINT)
-            assert server.wait(10) == 130
+            assert server.wait() == 130
         assert server.leftovers() == []
 
 
@@ -129,7 +128,7 @@ def test_a_failed_start_says_why_and_leaves_nothing(
     tiny_model: Path, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     with ServerProcess(tiny_model, tmp_path, *flags) as server:
-        assert server.wait(120) in (1, 2)
+        assert server.wait() in (1, 2)
         assert f"minisgl: {message}" in server.log
         assert "Traceback" not in server.log
         assert server.leftovers() == []
@@ -142,7 +141,7 @@ def test_a_corrupt_tokenizer_is_one_clear_line(tiny_model: Path, tmp_path: Path)
         (broken / path.name).write_bytes(path.read_bytes())
     (broken / "tokenizer.json").write_text("{")
     with ServerProcess(broken, tmp_path) as server:
-        assert server.wait(120) == 1
+        assert server.wait() == 1
         assert "minisgl: " in server.log
         assert "tokenizer" in server.log.splitlines()[-1]
         assert server.leftovers() == []
@@ -152,7 +151,7 @@ def test_a_taken_port_is_seen_before_anything_is_loaded(tiny_model: Path, tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with ServerProcess(tiny_model, tmp_path, f"--port={port}") as server:
-            assert server.wait(60) == 2
+            assert server.wait() == 2
             assert f"--port {port}: is in use" in server.log
             assert "scheduler" not in server.log
 
@@ -213,7 +212,7 @@ def test_a_start_that_hangs_is_ended(tiny_model: Path, tmp_path: Path) -> None:
     with ServerProcess(tiny_model, tmp_path, "--startup-timeout-s=12") as server:
         server.wait_for(lambda: len(server.workers()) == 2)
         server.workers()[1].suspend()  # as one that waits for something for ever
-        assert server.wait(120) == 1
+        assert server.wait() == 1
         assert "--startup-timeout-s 12: scheduler 0 did not become ready in time" in server.log
         assert server.leftovers() == []
 
@@ -225,7 +224,7 @@ def test_a_worker_that_fails_at_start_is_named(
     with ServerProcess(tiny_model, tmp_path) as server:
         server.wait_for(lambda: len(server.workers()) == 2)
         server.workers()[number].kill()
-        assert server.wait(120) == 1
+        assert server.wait() == 1
         name = ("detokenizer 0", "scheduler 0")[number]
         assert f"minisgl: {name} was killed by signal 9" in server.log
         assert server.leftovers() == []

@@ -54,7 +54,7 @@ def page(browser: Any, server: ServerProcess) -> Iterator[Any]:
     assert [a for a in addresses if not a.startswith((server.url, "data:"))] == []
 
 
-def say(page: Any, text: str, **settings: float) -> None:
+def say(page: Any, text: str, **settings: float | str) -> None:
     for name, value in settings.items():
         page.fill(f"#{name}", str(value))
     page.fill("#text", text)

@@ -16,7 +16,7 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.errors import MinisglError, SettingsError, WorkerError
-from tests.server.server_process import ServerProcess, events, is_running
+from tests.server.server_process import START_TIMEOUT_S, ServerProcess, events
 from tests.tiny_models import TinyModel
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def nodes(folder: Path, tmp_path: Path, tp: int, master: str) -> Iterator[list[S
             made.append(stack.enter_context(node))
         follower, first = made
         first.wait_until_ready()
-        follower.wait_for(lambda: "ready: node 1 of 2" in follower.log)
+        follower.wait_for(lambda: "ready: node 1 of 2" in follower.log, START_TIMEOUT_S)
         follower.descendants()
         yield [first, follower]
 
@@ -150,8 +150,8 @@ def test_an_offline_engine_notices_that_a_node_is_gone(
         follower_of(folder, tmp_path, 2, master) as follower,
         LLM(str(folder), tp=2, nnodes=2, master=master, **SETTINGS) as llm,
     ):
-        follower.wait_for(lambda: "ready: node 1" in follower.log)
-        workers = follower.workers()
+        follower.wait_for(lambda: "ready: node 1" in follower.log, START_TIMEOUT_S)
+        follower.descendants()
         stream = llm.stream([5, 6, 7], ENDLESS)
         follower.process.kill()
         killed_at = time.monotonic()
@@ -161,7 +161,7 @@ def test_an_offline_engine_notices_that_a_node_is_gone(
             llm.generate([[5, 6, 7]] * 50, ENDLESS)
         assert time.monotonic() - killed_at < GONE_S
         assert list(stream)[-1]["finish_reason"] == "error"
-        assert not any(map(is_running, workers))
+        assert follower.leftovers() == []
 
 
 def test_nodes_with_other_settings_do_not_start(folder: Path, tmp_path: Path, master: str) -> None:

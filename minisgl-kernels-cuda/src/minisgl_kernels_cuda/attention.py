@@ -89,8 +89,7 @@ class DecodeAttention(AttentionBackend):
             )
             for i, layer in enumerate(config.layers)
         ]  # fmt: skip
-        self._num_heads = config.num_kv_heads * -(-self._ratio // GROUP)
-        max_blocks = max(MAX_BLOCKS_PER_SM * device.num_sms, self._num_heads)
+        max_blocks = MAX_BLOCKS_PER_SM * device.num_sms
         floats = 4 * _LANES * (config.head_dim // _TILE_DIMS) + _FLOATS_BESIDE
         self._partials = torch.empty(2 * max_blocks * floats, device=config.device)
         self._arrived = torch.zeros(max_blocks, dtype=torch.int32, device=config.device)
@@ -139,9 +138,9 @@ class DecodeAttention(AttentionBackend):
             plan = self._choose(num_reqs * config.num_kv_heads, num_sms)
             plan = fit_plan(plan, num_reqs, key_bytes, self._device)
             launch = self._launches[f"attention_{config.head_dim}_{plan.warps}"]
-            max_parts = num_reqs * -(-config.max_seq_len // plan.chunk_keys)
-            num_parts = max(1, num_sms * plan.blocks_per_sm // self._num_heads)
-            num_blocks = min(num_parts, max_parts) * self._num_heads
+            num_heads = config.num_kv_heads * -(-self._ratio // GROUP)
+            max_chunks = num_reqs * num_heads * -(-config.max_seq_len // plan.chunk_keys)
+            num_blocks = min(num_sms * plan.blocks_per_sm, max_chunks)
             found = launch, plan, num_blocks, plan.shared_bytes(num_reqs, key_bytes)
             self._plans[num_reqs] = found
         return found

@@ -85,6 +85,13 @@ class BatchPlan:
 Plan = FewPlan | BatchPlan
 
 
+def has_kernel(plan: Plan, rows: int) -> bool:
+    """Whether a plan can run with ``rows``, at most `MAX_ROWS`."""
+    if isinstance(plan, FewPlan):
+        return rows <= FEW_ROWS[-1]
+    return (kernel_rows(rows), plan.groups) in BATCH_KERNELS
+
+
 def kernel_rows(rows: int) -> int:
     """Return the size of the batch kernel that serves ``rows``, at most `MAX_ROWS`."""
     return next(size for size, _ in BATCH_KERNELS if size >= rows)

@@ -72,7 +72,9 @@ def _add_bench_arguments(parser: ArgumentParser) -> None:
     )
     load.add_argument("--api-key", default="", metavar="KEY", help="key of the server")
     load.add_argument("--model", metavar="NAME", help="default the first that the server lists")
-    load.add_argument("--num-requests", type=int, default=100, metavar="INT", help="[default 100]")
+    load.add_argument(
+        "--num-requests", type=int, metavar="INT", help="[default 100, or all of a trace]"
+    )
     load.add_argument(
         "--concurrency", type=int, metavar="INT", help="requests at a time [default no limit]"
     )
@@ -93,7 +95,9 @@ def _add_bench_arguments(parser: ArgumentParser) -> None:
         metavar="INT",
         help="number of prefixes that prompts share; 0 shares none [default 0]",
     )
-    work.add_argument("--trace", metavar="FILE", help="JSON lines with prompt and max_tokens")
+    work.add_argument(
+        "--trace", metavar="FILE", help="JSON lines with prompt, and maybe max_tokens and arrival_s"
+    )
     work.add_argument("--seed", type=int, default=0, metavar="INT", help="[default 0]")
     output = parser.add_argument_group("report")
     output.add_argument("--json", action="store_true", help="print one JSON object")

@@ -11,7 +11,7 @@ import torch
 
 from minisgl.attention.contract import AttentionBackend, AttentionConfig, LayerAttention
 from minisgl.attention.paged_torch import paged_decode, paged_prefill
-from minisgl.attention.pair import PairAttentionBackend
+from minisgl.attention.split import SplitAttentionBackend
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.core import Batch, Context, Req, SamplingParams, StepArrays
 from minisgl.kvcache.pool import KVPool, PoolShape
@@ -190,16 +190,32 @@ class Recorder(AttentionBackend):
 
 def test_a_pair_sends_each_phase_to_its_backend() -> None:
     calls: list[str] = []
-    pair = PairAttentionBackend(Recorder("p", calls), Recorder("d", calls))
+    pair = SplitAttentionBackend(Recorder("p", calls), Recorder("d", calls))
     for batch in (Batch([], "prefill"), Batch([], "decode")):
         pair.prepare_metadata(batch)
         pair.forward(torch.empty(0), 3, batch)
     assert calls == ["p prepares prefill", "p attends in 3", "d prepares decode", "d attends in 3"]
 
 
+def test_decode_batches_are_split_by_their_rows() -> None:
+    calls: list[str] = []
+    names = ("p", "few", "many")
+    split = SplitAttentionBackend(*(Recorder(name, calls) for name in names))
+    split.init_graph(256)
+    for size in (1, 8, 9):
+        split.prepare_for_replay(Batch([], "decode", padded_size=size))
+    assert calls == [
+        "few expects 8",
+        "many expects 256",
+        "few replays",
+        "few replays",
+        "many replays",
+    ]
+
+
 def test_graphs_of_a_pair_are_the_decode_backends() -> None:
     calls: list[str] = []
-    pair = PairAttentionBackend(Recorder("p", calls), Recorder("d", calls))
+    pair = SplitAttentionBackend(Recorder("p", calls), Recorder("d", calls))
     pair.init_graph(8)
     pair.prepare_for_capture(Batch([], "decode"))
     pair.prepare_for_replay(Batch([], "decode"))

@@ -92,11 +92,11 @@ def type_complaints(folders: Sequence[Path], flat: Path) -> str:
     sources = [str(path) for folder in folders for path in (folder / "src").iterdir()]
     # The settings and the cache of this repository: its core and torch need no second look.
     mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
-    path = os.pathsep.join(str(folder / "src") for folder in folders)
+    search_path = os.pathsep.join(str(folder / "src") for folder in folders)
     run = subprocess.run(
         [*mypy, "--strict", *sources, *map(str, flat.glob("*.py"))],
         cwd=ROOT,
-        env=os.environ | {"MYPYPATH": path},
+        env=os.environ | {"MYPYPATH": search_path},
         capture_output=True,
         text=True,
         check=False,

@@ -89,8 +89,8 @@ def test_a_reader_that_has_gone_is_no_traceback(site: Site) -> None:
         ),
         (
             ["generat"],
-            "generat: no such subcommand; installed: generate, plugins, version; "
-            "did you mean generate",
+            "generat: no such subcommand; installed: completion, generate, plugins, plugins new, "
+            "replay, version; did you mean generate",
         ),
         (
             ["generate", "--page-sise", "3"],

@@ -98,7 +98,10 @@ def test_what_is_not_registered_is_not_sent() -> None:
         (msgpack.packb([["abort", ["1", "x"]]]), "abort.uid: must be int, not str"),
         (msgpack.packb([["abort", [True, "x"]]]), "abort.uid: must be int, not bool"),
         (msgpack.packb([["result", [[1, "2"], [], [], {}, {}]]]), "result.uids: must be int"),
-        (msgpack.packb([["result", [[], [], [[1]], {}, {}]]]), "result.finished: must be a list of 8"),
+        (
+            msgpack.packb([["result", [[], [], [[1]], {}, {}]]]),
+            "result.finished: must be a list of 8",
+        ),
         (msgpack.packb([["user", [1, b"abc", [], 0, None]]]), "user.input_ids: must be an int32"),
         (b"\x91" * 100_000, "not msgpack"),
     ],

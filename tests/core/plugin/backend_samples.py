@@ -70,6 +70,26 @@ GOOD = Throwaway(
     },
 )
 
+FEW = Throwaway(
+    "acme-few",
+    {
+        "acme_few.py": SPEC
+        + """
+    from minisgl.plugin.spec import SMALL_DECODE_REQS
+
+    def probe(context):
+        is_best = context.phase == "decode" and context.decode_reqs == SMALL_DECODE_REQS
+        return Availability(True, priority=9 if is_best else -1)
+
+    ATTENTION = BackendSpec(api=PLUGIN_API, factory="acme_few:build", probe=probe)
+
+    def build(config):
+        return config
+    """
+    },
+    {"minisgl.attention": {"few": "acme_few:ATTENTION"}},
+)
+
 RAISES = Throwaway(
     "acme-raises",
     {"acme_raises.py": "raise RuntimeError('the library\\nis broken')"},
@@ -248,6 +268,7 @@ BAD_SETTINGS = Throwaway(
 
 BACKEND_SAMPLES = (
     BAD_SETTINGS,
+    FEW,
     GOOD,
     RAISES,
     EXITS,

@@ -87,6 +87,25 @@ def test_auto_takes_a_partner_that_shares_a_page_size(boot: Boot) -> None:
     assert any("no page size suits both" in refusal.reason for refusal in chosen.refused)
 
 
+def test_a_third_name_serves_large_decode_batches(boot: Boot) -> None:
+    chosen = boot("acme-good").resolve_attention("torch,good,torch", CPU)
+    assert [chosen.decode.name, chosen.large_decode.name] == ["good", "torch"]
+    assert chosen.names == "torch,good,torch"
+    assert "decode good (acme-good 1.0), beyond 8 requests torch" in chosen.describe()
+
+
+def test_two_names_leave_all_decode_batches_to_the_second(boot: Boot) -> None:
+    chosen = boot("acme-good").resolve_attention("torch,good", CPU)
+    assert chosen.large_decode.key == chosen.decode.key
+    assert chosen.names == "torch,good"
+
+
+def test_auto_asks_again_for_large_decode_batches(boot: Boot) -> None:
+    chosen = boot("acme-few").resolve_attention("auto", CPU)
+    assert chosen.decode.name == "few"
+    assert chosen.large_decode.key == chosen.prefill.key != chosen.decode.key
+
+
 def test_two_distributions_with_one_name_must_be_told_apart(boot: Boot) -> None:
     plugins = boot("acme-twin-a", "acme-twin-b")
     with pytest.raises(PluginError, match="both offer 'twin'; say .*acme-twin-a:twin") as caught:
@@ -122,7 +141,7 @@ def test_a_known_name_that_is_missing_names_its_distribution(
     ("choice", "reason"),
     [
         ("torch,", "must be names separated by single commas"),
-        ("torch,torch,torch", "takes one name, or PREFILL,DECODE"),
+        ("torch,torch,torch,torch", "takes one name, or PREFILL,DECODE"),
         ("nobody:torch", "no installed distribution 'nobody' offers attention backends"),
     ],
 )

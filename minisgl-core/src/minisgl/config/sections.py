@@ -67,7 +67,11 @@ class BackendSettings(SettingsSection):
     attn: Annotated[
         BackendChoice,
         Setting(flags=("--attention-backend",), keywords=("attention_backend", "attention")),
-    ] = Field("auto", description="Attention: one name, or PREFILL,DECODE. Read by the engine.")
+    ] = Field(
+        "auto",
+        description="Attention: one name, or PREFILL,DECODE, or with a third for decode batches of "
+        "more than 8 requests. Read by the engine.",
+    )
     cache: Annotated[BackendChoice, Setting(flags=("--cache-type",), keywords=("cache_type",))] = (
         Field("radix", description="Prefix cache. Read by the scheduler.")
     )

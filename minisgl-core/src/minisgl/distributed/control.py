@@ -143,6 +143,8 @@ class ControlGroup:
     def shutdown(self) -> None:
         """Leave the group; other ranks' calls fail from then on. Safe to call twice."""
         self._group.shutdown()
+        for link in self._links:
+            link.close()
 
     def _broadcast(self, data: torch.Tensor) -> None:
         with as_comm_error():

@@ -40,6 +40,18 @@ def link_to_first(control: ControlGroup, config: CommConfig) -> list[socket.sock
 def _accept(control: ControlGroup, config: CommConfig) -> list[socket.socket]:
     token = secrets.token_bytes(_TOKEN_BYTES)
     links: list[socket.socket] = []
+    try:
+        _accept_all(control, config, token, links)
+    except BaseException:
+        for link in links:
+            link.close()
+        raise
+    return links
+
+
+def _accept_all(
+    control: ControlGroup, config: CommConfig, token: bytes, links: list[socket.socket]
+) -> None:
     address = own_address(config.init_method)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
@@ -53,7 +65,6 @@ def _accept(control: ControlGroup, config: CommConfig) -> list[socket.socket]:
                 links.append(_kept_alive(link))
             else:
                 link.close()  # nobody of ours
-    return links
 
 
 def _connect(control: ControlGroup, config: CommConfig) -> list[socket.socket]:

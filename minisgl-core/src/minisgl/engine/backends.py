@@ -64,10 +64,8 @@ class EngineBackends:
 
     def names(self) -> dict[str, str]:
         """Return what serves each kind, in the spelling of its flag."""
-        attention = self.attention
-        pair = (attention.prefill.name, attention.decode.name)
         chosen = {
-            "attention": ",".join(dict.fromkeys(pair)),
+            "attention": self.attention.names,
             "kernels": ",".join(backend.name for backend in self.kernels.chosen),
             "comm": self.comm.one.name,
             "model": self.model.one.name,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from minisgl.attention.contract import AttentionBackend, AttentionConfig
-from minisgl.attention.pair import PairAttentionBackend
+from minisgl.attention.split import SplitAttentionBackend
 from minisgl.config.load import Settings
 from minisgl.config.placement import Placement
 from minisgl.core import Context
@@ -107,9 +107,16 @@ class _Builder:
 
     def build(self) -> Engine:
         """Take memory, load and assemble."""
+        comm = self._build_comm()
+        try:
+            return self._build_around(comm)
+        except BaseException:
+            comm.shutdown()  # or the other ranks would wait for this one
+            raise
+
+    def _build_around(self, comm: Communicator) -> Engine:
         started = time.perf_counter()
         hooks = self._request.manager.hooks
-        comm = self._build_comm()
         if self._settings.engine.nnodes > 1:
             check_nodes_agree(comm, self._settings, self._dtype)
         kernels = self._build_kernels()
@@ -251,10 +258,12 @@ class _Builder:
             max_seq_len=max_seq_len,
         )
         chosen = self._backends.attention
-        prefill: AttentionBackend = self._build_one(chosen.prefill, config)
-        if chosen.decode.key == chosen.prefill.key:
-            return prefill
-        return PairAttentionBackend(prefill, self._build_one(chosen.decode, config))
+        parts = (chosen.prefill, chosen.decode, chosen.large_decode)
+        distinct = {backend.key: backend for backend in parts}
+        built = {key: self._build_one(backend, config) for key, backend in distinct.items()}
+        if len(built) == 1:
+            return built[chosen.prefill.key]
+        return SplitAttentionBackend(*(built[backend.key] for backend in parts))
 
     def _build_one(self, backend: SelectedBackend, config: AttentionConfig) -> AttentionBackend:
         settings = self._settings.plugin(backend.key)

@@ -24,7 +24,6 @@ _FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fvisibility=hidden",
-    "-Wall",
     "-Werror=unknown-pragmas",
     "-Wno-psabi",
     "-shared",

@@ -68,6 +68,13 @@ class Driver:
             with self._lock:
                 self._pending.discard(future)
 
+    def post(self, work: Callable[[], None]) -> None:
+        """Let ``work`` run in the thread after what was asked for before, also after `fail`.
+
+        Nobody hears of its errors.
+        """
+        self._tasks.put((work, Future()))
+
     def fail(self, error: Exception) -> None:
         """Let calls that are being waited for raise ``error``, and later ones `WorkerError`."""
         with self._lock:

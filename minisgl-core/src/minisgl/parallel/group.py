@@ -183,6 +183,7 @@ class _Member:
         """End the group because a rank is gone that nobody here has started."""
         self._driver.fail(self._followers.wait_for_failure(_NOTICE_S) or WorkerError(RANK_ENDED))
         self._followers.end()
+        self._driver.post(self._let_go)  # it may have nothing to do that would fail
 
     def _give_up(self, error: Exception) -> None:
         """End the group after an error of this rank, or one that another rank has caused."""
@@ -190,9 +191,12 @@ class _Member:
             error = self._followers.wait_for_failure(_EXPLAIN_S) or WorkerError(str(error))
         self._driver.fail(error)
         self._followers.end()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """End the engine after a failure: NCCL lets go of a lost rank when the graphs are gone."""
         if self._is_built:
             try:
-                # Not only for its memory: NCCL lets go of a lost rank when the graphs are gone.
                 self.engine.shutdown()
             except Exception:
                 logger.debug("the engine did not end in order", exc_info=True)

@@ -53,7 +53,9 @@ def minisgl_logits_processors(  # type: ignore[empty-body]  # a specification
     """Offer logits processors, which run in the order in which they are returned.
 
     Called once per engine process, just before the engine is made. A processor that raises fails
-    the step: unlike an observer it is part of what the user asked for.
+    the step: unlike an observer it is part of what the user asked for. The step's requests are then
+    computed one by one, and those with which it raises again end with an error; with several
+    tensor-parallel ranks, which must not part ways, the engine ends.
     """
 
 

@@ -157,7 +157,9 @@ class PluginManager:
         """Pick the attention backends of both phases, and a page size that suits them.
 
         Args:
-            choice: One name for both phases, or ``PREFILL,DECODE``; each may be ``auto``.
+            choice: One name for all, or ``PREFILL,DECODE``, or ``PREFILL,DECODE,LARGE_DECODE``,
+                the last for decode batches of more than `SMALL_DECODE_REQS` requests; each may be
+                ``auto``.
             context: As for `resolve`; ``page_size`` is the user's, or ``None`` to have the
                 smallest shared size of at least ``preferred_page_size`` tokens picked.
             preferred_page_size: In tokens.

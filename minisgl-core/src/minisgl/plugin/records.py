@@ -90,15 +90,23 @@ class RequestRecord:
 
 
 class LogitsProcessor(Protocol):
-    """Changes logits between penalties and sampling; called once per step that samples."""
+    """Changes logits between penalties and sampling; called once per step that samples.
+
+    That is after every prefill that ends a prompt and every decode step, whether this ran from a
+    captured graph or not; a processor itself is never captured. What it makes of a row depends on
+    that row and its request alone and is the same each time: a step may be computed again after a
+    fault or a retraction, and every tensor-parallel rank has processors of its own.
+    """
 
     def __call__(self, logits: Tensor, reqs: Sequence[Req]) -> None:
         """Change rows in place.
+
+        Every row keeps at least one finite logit, no NaN comes in, and what is ``-inf`` stays so.
 
         Args:
             logits: ``[num_sampled, vocab_size]`` float32 on the engine's device; penalties, biases
                 and forbidden ends are in them. Work on it goes to the current stream; waiting for
                 the device here stalls every step.
-            reqs: The request of each row. ``req.output_ids`` may lack the newest token while
-                steps overlap.
+            reqs: The request of each row; not to be changed. ``req.output_ids`` may lack the
+                newest token while steps overlap.
         """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 from minisgl.errors import PluginError
 from minisgl.plugin.capabilities import page_sizes_of, shared_page_size
 from minisgl.plugin.lookup import Lookup, Request, rank_of
 from minisgl.plugin.selection import AttentionSelection, Refusal, SelectedBackend, Selection
-from minisgl.plugin.spec import Phase
+from minisgl.plugin.spec import SMALL_DECODE_REQS, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -68,62 +69,81 @@ class Resolver:
     def attention(self, request: Request, preferred_page_size: int) -> AttentionSelection:
         """Resolve attention; see `PluginManager.resolve_attention`."""
         parts = request.elements()
-        if len(parts) > 2:
-            raise request.error("takes one name, or PREFILL,DECODE")
+        if len(parts) > len(_SLOTS):
+            raise request.error("takes one name, or PREFILL,DECODE, or PREFILL,DECODE,LARGE_DECODE")
         refused: list[Refusal] = []
         if len(parts) == 1 and parts[0] != AUTO:
-            candidates = [[self._lookup.named(request, parts[0], BOTH_PHASES)]] * 2
+            candidates = [[self._lookup.named(request, parts[0], BOTH_PHASES)]] * len(_SLOTS)
         else:
+            parts += parts[-1:] * (len(_SLOTS) - len(parts))
             candidates = [
-                self._candidates(request, part, phase, refused)
-                for part, phase in zip((parts * 2)[:2], BOTH_PHASES, strict=True)
+                self._candidates(request, part, slot, refused)
+                for part, slot in zip(parts, _SLOTS, strict=True)
             ]
-        return self._pair(request, candidates, refused, preferred_page_size)
+        return self._combine(request, candidates, refused, preferred_page_size)
 
     def _candidates(
-        self, request: Request, part: str, phase: Phase, refused: list[Refusal]
+        self, request: Request, part: str, slot: _Slot, refused: list[Refusal]
     ) -> list[SelectedBackend]:
-        """Return who could serve one phase, the best first; the others are added to refused."""
+        """Return who could serve a part of the work, the best first; others go to refused."""
         if part != AUTO:
-            return [self._lookup.named(request, part, (phase,))]
-        ranked, others = self._lookup.ranked(request, (phase,))
+            return [self._lookup.named(request, part, (slot.phase,))]
+        context = replace(request.context, decode_reqs=slot.decode_reqs)
+        ranked, others = self._lookup.ranked(replace(request, context=context), (slot.phase,))
         refused += [other for other in others if other not in refused]
         if not ranked:
-            raise request.error(f"for {phase}, {_nothing_works(others)}")
+            raise request.error(f"for {slot.phase}, {_nothing_works(others)}")
         return ranked
 
-    def _pair(
+    def _combine(
         self,
         request: Request,
         candidates: Sequence[Sequence[SelectedBackend]],
         refused: list[Refusal],
         preferred_page_size: int,
     ) -> AttentionSelection:
-        """Pick the best two that share a page size and can be imported."""
+        """Pick the best ones that share a page size and can be imported."""
         wanted = request.context.page_size
         checked: dict[str, Refusal | None] = {}
-        for prefill, decode in sorted(product(*candidates), key=_pair_rank):
-            both = {prefill.key: prefill, decode.key: decode}
-            capabilities = [backend.capabilities for backend in (prefill, decode)]
+        for chosen in sorted(product(*candidates), key=_joint_rank):
+            each = {backend.key: backend for backend in chosen}
+            capabilities = [backend.capabilities for backend in each.values()]
             page_size = wanted or shared_page_size(capabilities, preferred_page_size)
             if page_size is None:
-                refused.append(_unsuited(prefill, decode))
+                refused.append(_unsuited(tuple(each.values())))
                 continue
-            for key, backend in both.items():
+            for key, backend in each.items():
                 if key not in checked:
                     checked[key] = _unloadable(request, backend)
                     refused += [found for found in [checked[key]] if found is not None]
-            if all(checked[key] is None for key in both):
-                others = {each.key: each for each in (*candidates[0], *candidates[1])}
+            if all(checked[key] is None for key in each):
+                others = {other.key: other for ranked in candidates for other in ranked}
                 outranked = [
-                    _outranked(each, decode)
-                    for key, each in others.items()
-                    if key not in both and checked.get(key) is None
+                    _outranked(other, chosen[-1])
+                    for key, other in others.items()
+                    if key not in each and checked.get(key) is None
                 ]
+                prefill, decode, large_decode = chosen
                 return AttentionSelection(
-                    request.choice, prefill, decode, page_size, (*refused, *outranked)
+                    choice=request.choice,
+                    prefill=prefill,
+                    decode=decode,
+                    large_decode=large_decode,
+                    page_size=page_size,
+                    refused=(*refused, *outranked),
                 )
         raise request.error("; ".join(refusal.reason for refusal in refused))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A part of the work that may have a backend of its own."""
+
+    phase: Phase
+    decode_reqs: int | None = None
+
+
+_SLOTS = (_Slot("prefill"), _Slot("decode", SMALL_DECODE_REQS), _Slot("decode"))
 
 
 def _unloadable(request: Request, backend: SelectedBackend) -> Refusal | None:
@@ -139,12 +159,12 @@ def _unloadable(request: Request, backend: SelectedBackend) -> Refusal | None:
     return None
 
 
-def _pair_rank(
-    pair: tuple[SelectedBackend, ...],
-) -> tuple[int, bool, tuple[tuple[int, bool, str], ...]]:
-    """Order pairs by both priorities; among equals one backend for both phases comes first."""
-    total = sum(backend.availability.priority for backend in pair)
-    return -total, len({backend.key for backend in pair}) > 1, tuple(map(rank_of, pair))
+def _joint_rank(
+    chosen: tuple[SelectedBackend, ...],
+) -> tuple[int, int, tuple[tuple[int, bool, str], ...]]:
+    """Order by the sum of priorities; among equals the fewest different backends come first."""
+    total = sum(backend.availability.priority for backend in chosen)
+    return -total, len({backend.key for backend in chosen}), tuple(map(rank_of, chosen))
 
 
 def _outranked(other: SelectedBackend, winner: SelectedBackend) -> Refusal:
@@ -158,7 +178,7 @@ def _nothing_works(refused: list[Refusal]) -> str:
     return f"no backend works here: {reasons or 'none is installed, reinstall minisgl-core'}"
 
 
-def _unsuited(prefill: SelectedBackend, decode: SelectedBackend) -> Refusal:
-    wants = [f"{b.name} wants {page_sizes_of(b.capabilities)}" for b in (prefill, decode)]
-    reason = f"no page size suits both: {', '.join(wants)}"
-    return Refusal(f"{prefill.name},{decode.name}", "as a pair", reason)
+def _unsuited(chosen: Sequence[SelectedBackend]) -> Refusal:
+    wants = [f"{b.name} wants {page_sizes_of(b.capabilities)}" for b in chosen]
+    reason = f"no page size suits {'both' if len(chosen) == 2 else 'all'}: {', '.join(wants)}"
+    return Refusal(",".join(b.name for b in chosen), "together", reason)

@@ -9,7 +9,7 @@ from typing import Any
 
 from minisgl.errors import PluginError
 from minisgl.plugin.isolation import contain, describe
-from minisgl.plugin.spec import Availability, BackendSpec, Capabilities
+from minisgl.plugin.spec import SMALL_DECODE_REQS, Availability, BackendSpec, Capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,9 @@ class AttentionSelection:
     Attributes:
         choice: What the user or the default asked for.
         prefill: Serves prefill batches.
-        decode: Serves decode batches; has the same ``key`` as ``prefill`` where one serves both,
-            and then one object is to be built.
+        decode: Serves decode batches of up to `SMALL_DECODE_REQS` requests. Where backends have
+            the same ``key``, one object is to be built.
+        large_decode: Serves larger decode batches.
         page_size: Tokens of a KV page: the user's, or the smallest shared one of at least the
             preferred size.
         refused: The others that were looked at, with reasons.
@@ -143,17 +144,30 @@ class AttentionSelection:
     choice: str
     prefill: SelectedBackend
     decode: SelectedBackend
+    large_decode: SelectedBackend
     page_size: int
     refused: tuple[Refusal, ...]
 
     @property
     def has_graph_capture(self) -> bool:
         """Whether decode can run from CUDA graphs."""
-        return self.decode.capabilities.has_graph_capture
+        both = (self.decode, self.large_decode)
+        return all(backend.capabilities.has_graph_capture for backend in both)
+
+    @property
+    def names(self) -> str:
+        """What serves which part, in the spelling of ``--attn``."""
+        names = [each.name for each in (self.prefill, self.decode, self.large_decode)]
+        while len(names) > 1 and names[-1] == names[-2]:
+            names.pop()
+        return ",".join(names)
 
     def describe(self) -> str:
         """Say in one line what was picked and why nothing else was, for the start-up log."""
-        picked = f"prefill {self.prefill}, decode {self.decode}, page size {self.page_size}"
+        decode = f"decode {self.decode}"
+        if self.large_decode.key != self.decode.key:
+            decode += f", beyond {SMALL_DECODE_REQS} requests {self.large_decode}"
+        picked = f"prefill {self.prefill}, {decode}, page size {self.page_size}"
         return _line("attention", self.choice, picked, self.refused)
 
 

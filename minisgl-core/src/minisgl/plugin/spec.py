@@ -19,6 +19,9 @@ PLUGIN_API = 1
 
 Phase = Literal["prefill", "decode"]
 
+SMALL_DECODE_REQS = 8
+"""Requests up to which a decode batch is a small one, for which another attention may be best."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -59,6 +62,8 @@ class ProbeContext:
         has_sliding_window: Whether any layer of the model has a sliding window.
         needs_graph_capture: Whether the user asked for captured decode steps by a batch size.
         phase: For attention, the phase that ``auto`` chooses for; ``None`` when asked in general.
+        decode_reqs: `SMALL_DECODE_REQS` when ``auto`` chooses for decode batches of up to so many
+            requests; ``None`` for all others.
     """
 
     device: str = "cpu"
@@ -72,6 +77,7 @@ class ProbeContext:
     has_sliding_window: bool = False
     needs_graph_capture: bool = False
     phase: Phase | None = None
+    decode_reqs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Availability:
         ok: Whether the backend would work.
         reason: Why not, and what would help; or, when ``ok``, why this priority.
         priority: ``auto`` picks the available backend with the highest one. The torch references
-            have 0. It may differ by ``ProbeContext.phase``.
+            have 0. It may differ by ``ProbeContext.phase`` and ``decode_reqs``.
         capabilities: For attention, what it can do on this machine, where that depends on what is
             installed; ``None`` leaves those of the spec.
     """

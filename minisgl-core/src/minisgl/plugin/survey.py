@@ -8,7 +8,13 @@ from minisgl.errors import PluginError
 from minisgl.plugin.discovery import KINDS, Offer
 from minisgl.plugin.lookup import availability_of
 from minisgl.plugin.manager import PluginManager
-from minisgl.plugin.spec import Availability, BackendSpec, Phase, ProbeContext
+from minisgl.plugin.spec import (
+    SMALL_DECODE_REQS,
+    Availability,
+    BackendSpec,
+    Phase,
+    ProbeContext,
+)
 
 CHAINED = ("kernels", "source")
 """Kinds of which ``auto`` uses everything that works, in order."""
@@ -98,9 +104,11 @@ def _auto_uses(plugins: PluginManager, kind: str, context: ProbeContext) -> dict
             return {}  # the checkpoint names its architecture
         if kind == "attention":
             pair = plugins.resolve_attention("auto", context, is_dry=True)
-            if pair.prefill.key == pair.decode.key:
-                return {pair.prefill.key: "prefill, decode"}
-            return {pair.prefill.key: "prefill", pair.decode.key: "decode"}
+            is_split = pair.large_decode.key != pair.decode.key
+            uses = [(pair.prefill.key, "prefill"), (pair.decode.key, "decode")]
+            if is_split:
+                uses.append((pair.large_decode.key, f"decode beyond {SMALL_DECODE_REQS}"))
+            return {key: ", ".join(use for other, use in uses if other == key) for key, _ in uses}
         if kind in CHAINED:
             chain = plugins.resolve_chain(kind, "auto", context, is_dry=True).chosen
             return {backend.key: _place(index) for index, backend in enumerate(chain, start=1)}

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from minisgl.engine.contract import EngineLimits
-from minisgl.errors import CapacityError, RequestError
+from minisgl.errors import CapacityError, MinisglError, RequestError
 from minisgl.message.types import FinishedReq, FinishReason, RefusalCode, UserMsg
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.config import SchedulerConfig
@@ -260,4 +260,6 @@ class Lifecycle:
 
 def describe(error: Exception) -> str:
     """Name a fault in a terminal result."""
+    if isinstance(error, MinisglError):
+        return str(error)
     return f"internal error: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from minisgl.kvcache.contract import PrefixCache
 from minisgl.message.types import (
     AbortMsg,
     ExitMsg,
+    FinishReason,
     FlushMsg,
     FlushReply,
     SchedulerMsg,
@@ -26,7 +27,7 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.contract import Policy
 from minisgl.scheduler.decode import DecodeManager
 from minisgl.scheduler.io import SchedulerIO
-from minisgl.scheduler.lifecycle import Lifecycle
+from minisgl.scheduler.lifecycle import Lifecycle, describe
 from minisgl.scheduler.outbox import Outbox
 from minisgl.scheduler.prefill import PrefillManager
 from minisgl.scheduler.runner import RunnerParts, StepRunner
@@ -115,10 +116,13 @@ class Scheduler:
         return [req.uid for req in self._lifecycle.active]
 
     def run_forever(self) -> None:
-        """Serve until an `ExitMsg` comes; then every request left has a terminal result."""
+        """Serve until an `ExitMsg` comes, or an error; then no request is without its result."""
         try:
             while not self._is_exiting:
                 self.step(can_block=True)
+        except Exception as error:
+            self._end_all("error", describe(error))
+            raise
         finally:
             self.shutdown()
 
@@ -156,10 +160,13 @@ class Scheduler:
         Args:
             reason: For their terminal results.
         """
+        self._end_all("abort", reason)
+
+    def _end_all(self, reason: FinishReason, detail: str) -> None:
         self._runner.abandon()
-        self._lifecycle.end_running(self._runner.num_launched, "abort", reason)
+        self._lifecycle.end_running(self._runner.num_launched, reason, detail)
         for req in self._lifecycle.active:
-            self._lifecycle.finish(req, "abort", reason)
+            self._lifecycle.finish(req, reason, detail)
         self._outbox.send()
         self._is_in_step = False
 

@@ -142,8 +142,8 @@ class AttentionCase:
     def swap_rows(self, first: int, second: int) -> None:
         """Let two requests trade rows of the page table, on the host and on the device."""
         pair, swapped = [first, second], [second, first]
-        for table in (self.batches.page_table, self.context.page_table):
-            table[pair] = table[swapped]
+        self.batches.page_table[pair] = self.batches.page_table[swapped]
+        self.context.page_table[pair] = self.context.page_table[swapped]
         self._keys[:, pair] = self._keys[:, swapped]
         self._values[:, pair] = self._values[:, swapped]
 

@@ -93,4 +93,24 @@ def use_collectives(comm: Communicator, task: RankTask) -> dict[str, Any]:  # An
         found[f"bytes_{size}"] = comm.broadcast_bytes(sent) == payload[:size]
     large = torch.full((300, 1000), float(task.rank + 1), device=device)
     found["large"] = comm.all_reduce(large).unique().tolist()
+    found["fused"] = _use_fused(comm, device)
+    comm.raise_if_broken()
     return found
+
+
+def _use_fused(comm: Communicator, device: torch.device) -> float | None:
+    """Return how far the fused op is from the separate ones, or ``None`` where it does not serve.
+
+    Rows of 64 numbers are small enough for any backend that has the op.
+    """
+    if comm.all_reduce_add_norm is None:
+        return None
+    x = torch.linspace(-2.0, 3.0, 192, device=device).reshape(3, 64) * (comm.rank + 1)
+    residual = torch.linspace(1.0, -1.0, 192, device=device).reshape(3, 64)
+    weight = torch.linspace(0.5, 1.5, 64, device=device)
+    total = comm.all_reduce(x.clone()) + residual
+    expected = torch.nn.functional.rms_norm(total, (64,), weight, 1e-6)
+    done = comm.all_reduce_add_norm(x, residual, weight, 1e-6)
+    if done is None:
+        return None
+    return max(float((a - b).abs().max()) for a, b in zip(done, (expected, total), strict=True))

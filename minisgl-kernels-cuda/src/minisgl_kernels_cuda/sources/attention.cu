@@ -1,12 +1,10 @@
 // Attention of one query token per request over the paged KV pool.
 //
-// Keys are cut into chunks of a few dozen. The chunks of a step stand in a row, by request and place,
-// and every block takes an equal part of that row for one KV head, so that the device is full and
-// evenly loaded whatever the lengths are: one request is spread over all of it, and a long one among
-// many is not waited for. The blocks of one part and all heads are neighbours, which run at the same
-// time: the heads of a key lie side by side in memory, which likes to be read so. All of this is
-// worked out here from the lengths on the device; the host plans nothing, and a captured step fits
-// any lengths.
+// Keys are cut into chunks of a few dozen. The chunks of a step stand in a row, by request, KV head
+// and place, and every block takes an equal part of that row, so that the device is full and evenly
+// loaded whatever the lengths are: one request is spread over all of it, and a long one among many
+// is not waited for. All of this is worked out here from the lengths on the device; the host plans
+// nothing, and a captured step fits any lengths.
 //
 // A block walks along its part. Its warps take a tile of 16 keys each, on their own, through a
 // queue in shared memory that is always a few tiles deep, across the ends of requests too. At the
@@ -38,9 +36,6 @@ struct Step {
     // Up to 8 query heads of a KV head are served together.
     INLINE int groups() const { return (ratio + GROUP - 1) / GROUP; }
     INLINE int heads() const { return num_kv_heads * groups(); }
-    // Blocks are numbered by part, then head.
-    INLINE int part() const { return blockIdx.x / heads(); }
-    INLINE int block(int part) const { return part * heads() + blockIdx.x % heads(); }
 };
 
 // The batch, in shared memory.
@@ -51,9 +46,9 @@ struct Table {
     INLINE int start(int req) const { return req ? ends[req - 1] : 0; }
 };
 
-// A chunk: its number in the row, where that is, and the heads that this block attends for.
+// A chunk: its number in the row, and where that is.
 struct Place {
-    int at, req, chunk, num_chunks, head, group;
+    int at, req, head, group, chunk, num_chunks;
     INLINE int segment_start() const { return at - chunk; }
     INLINE int segment_end() const { return at - chunk + num_chunks; }
     INLINE int first_query(const Step& s) const { return head * s.ratio + group * GROUP; }
@@ -63,20 +58,23 @@ struct Place {
         at++;
         if (++chunk < num_chunks) return;
         chunk = 0;
+        if (++group < s.groups()) return;
+        group = 0;
+        if (++head < s.num_kv_heads) return;
+        head = 0;
         if (++req < s.num_reqs) num_chunks = table.num_chunks(req);
     }
 };
 
-// What a block takes: the chunks begin ..< end. The first `extra` parts have one more.
+// What a block takes: the chunks begin ..< end. The first `extra` blocks take one more.
 struct Part {
     int size, extra, begin, end;
-    INLINE Part(int total, int num_parts, int part) : size(total / num_parts),
-                                                      extra(total % num_parts) {
-        begin = start(part);
-        end = start(part + 1);
+    INLINE Part(int total, int num_blocks) : size(total / num_blocks), extra(total % num_blocks) {
+        begin = start(blockIdx.x);
+        end = start(blockIdx.x + 1);
     }
-    INLINE int start(int part) const { return part * size + min(part, extra); }
-    INLINE int part_of(int at) const {
+    INLINE int start(int block) const { return block * size + min(block, extra); }
+    INLINE int block_of(int at) const {
         int rest = at - extra * (size + 1);
         return rest < 0 ? at / (size + 1) : extra + rest / size;
     }
@@ -115,12 +113,13 @@ INLINE Place find(const Step& s, const Table& table, int at) {
     int low = 0, high = s.num_reqs - 1;  // the first request that ends behind `at`
     while (low < high) {
         int middle = (low + high) / 2;
-        if (table.ends[middle] > at) high = middle;
+        if (table.ends[middle] * s.heads() > at) high = middle;
         else low = middle + 1;
     }
-    int head = s.block(0);
-    return Place{at, low, at - table.start(low), table.num_chunks(low), head / s.groups(),
-                 head % s.groups()};
+    int num_chunks = table.num_chunks(low), rest = at - table.start(low) * s.heads();
+    int head = rest / num_chunks;
+    return Place{at,         low, head / s.groups(), head % s.groups(), rest - head * num_chunks,
+                 num_chunks};
 }
 
 // The keys of a warp's tile: first ..< first + KEYS of a request of `len`.
@@ -204,26 +203,25 @@ template <int D, int WARPS>
 INLINE void share(const Step& s, const Place& p, const Part& part,
                   Sums<Shape<D, WARPS>::MINE>& sums) {
     typedef Shape<D, WARPS> Of;
-    int first = part.part_of(p.segment_start()), last = part.part_of(p.segment_end() - 1);
+    int first = part.block_of(p.segment_start()), last = part.block_of(p.segment_end() - 1);
     int first_tile = threadIdx.x / 32 * Of::MINE;
     // A block has two places: for what began in front of it, and for what it began.
-    auto place = [&](int part) {
-        return s.partials + (i64(s.block(part)) * 2 + (part == first)) * Of::PARTIAL;
+    auto place = [&](int block) {
+        return s.partials + (i64(block) * 2 + (block == first)) * Of::PARTIAL;
     };
     if (first_tile < Of::TILES && threadIdx.x % 4 * 2 < p.num_queries(s))
-        sums.template leave<Of::TILES>(place(s.part()), first_tile);
+        sums.template leave<Of::TILES>(place(blockIdx.x), first_tile);
     __syncthreads();
     __shared__ bool is_last;
     if (threadIdx.x == 0) {
-        int* arrived = s.arrived + s.block(first);
-        is_last = arrive(arrived) == last - first;
-        if (is_last) *arrived = 0;  // for the next kernel
+        is_last = arrive(s.arrived + first) == last - first;
+        if (is_last) s.arrived[first] = 0;  // for the next kernel
     }
     __syncthreads();
     if (!is_last || first_tile >= Of::TILES) return;
     sums.template take<Of::TILES>(place(first), first_tile);
-    for (int other = first + 1; other <= last; other++)
-        sums.template add<Of::TILES>(place(other), first_tile);
+    for (int block = first + 1; block <= last; block++)
+        sums.template add<Of::TILES>(place(block), first_tile);
     write_out<D>(s, p, sums, first_tile);
 }
 
@@ -328,9 +326,9 @@ INLINE void decode(const Step& s) {
     int* words = reinterpret_cast<int*>(buffer + s.depth * WARPS * Shape<D, WARPS>::SLOT);
     Table table{words, words + s.num_reqs, words + 2 * s.num_reqs};
     read_batch<WARPS>(s, table);
-    int total = table.ends[s.num_reqs - 1], num_parts = min(total, int(gridDim.x) / s.heads());
+    int total = table.ends[s.num_reqs - 1] * s.heads(), num_blocks = min(total, int(gridDim.x));
     // Blocks without work may end before the kernel in front does: others wait for it.
-    if (s.part() < num_parts) walk<D, WARPS>(buffer, s, table, Part(total, num_parts, s.part()));
+    if (blockIdx.x < num_blocks) walk<D, WARPS>(buffer, s, table, Part(total, num_blocks));
 }
 
 #define MINISGL_ATTENTION(D, WARPS)                                                            \

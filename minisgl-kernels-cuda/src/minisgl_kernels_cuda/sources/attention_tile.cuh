@@ -27,16 +27,6 @@ INLINE u32 transpose(u32 pair) {
     return result;
 }
 
-// As copy_async, with all of the 256 bytes around on their way to the cache: pieces of one row are
-// asked for by several instructions, and memory should not be asked so often.
-INLINE void copy_row_async(uint4* to, const void* from, bool is_there) {
-    u32 address = u32(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
-                 :
-                 : "r"(address), "l"(from), "r"(is_there ? 16 : 0)
-                 : "memory");
-}
-
 // Count this block in, after a barrier, and return how many came before. What the block's threads
 // wrote before the barrier is seen by all threads of a block that comes later, behind its barrier.
 INLINE int arrive(int* count) {
@@ -87,7 +77,7 @@ INLINE void copy_key(uint4* slot, int i, const scalar* pool, u32 from, bool is_t
     const uint4* first = reinterpret_cast<const uint4*>(pool) + (from + lane % 4);
 #pragma unroll
     for (int p = 0; p < PIECES; p++)
-        copy_row_async(slot + (i * PIECES + p) * 32 + lane, first + p * 4, is_there);
+        copy_async(slot + (i * PIECES + p) * 32 + lane, first + p * 4, is_there);
 }
 template <int D>
 INLINE void copy_value(uint4* slot, int i, const scalar* pool, u32 from, bool is_there) {
@@ -96,7 +86,7 @@ INLINE void copy_value(uint4* slot, int i, const scalar* pool, u32 from, bool is
     const uint4* first = reinterpret_cast<const uint4*>(pool) + (from + lane / 4);
 #pragma unroll
     for (int p = 0; p < PIECES; p++)
-        copy_row_async(slot + ((4 + i) * PIECES + p) * 32 + lane, first + p * 8, is_there);
+        copy_async(slot + ((4 + i) * PIECES + p) * 32 + lane, first + p * 8, is_there);
 }
 
 // The right matrix of the scores: a lane has pieces of head g.

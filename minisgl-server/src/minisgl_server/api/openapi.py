@@ -27,6 +27,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {  # as FastAPI takes it
         400: "A parameter is wrong",
         401: "A key is needed",
         404: "No such model",
+        408: "The body did not arrive in time",
         413: "The body is too large",
         500: "The engine failed",
         503: "Too many requests wait, or the engine is gone",

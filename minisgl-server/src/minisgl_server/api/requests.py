@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any, TypeVar
@@ -12,6 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from minisgl_server.api.errors import ApiError
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+BODY_TIMEOUT_S = 60.0
+"""Who sends a body more slowly than this holds a connection for nothing."""
 
 MAX_DEPTH = 64
 """Arrays and objects inside one another."""
@@ -37,17 +41,22 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """Read a body of at most ``max_bytes`` bytes.
 
     Raises:
-        ApiError: It is larger.
+        ApiError: It is larger, or takes too long to come.
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                parts.append(part)
+    except TimeoutError as error:
+        message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+        raise ApiError(408, message, code="body_timeout") from error
     return b"".join(parts)
 
 

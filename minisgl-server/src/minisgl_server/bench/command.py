@@ -20,6 +20,7 @@ from minisgl_server.bench.plot import check_plot, write_plot
 from minisgl_server.bench.workload import Task, random_tasks, shared_prefix_tasks, trace_tasks
 
 _PERCENTILES = (50, 90, 99)
+_NUM_REQUESTS = 100
 
 
 def run(context: CommandContext) -> int:
@@ -95,7 +96,7 @@ def table(report: dict[str, Any]) -> str:  # plain numbers
 
 
 def _tasks(arguments: Namespace) -> list[Task]:
-    num, words = arguments.num_requests, arguments.prompt_words
+    words = arguments.prompt_words
     for name, low in (("num_requests", 1), ("prompt_words", 1), ("concurrency", 1)):
         value = getattr(arguments, name)
         if value is not None and value < low:
@@ -103,7 +104,11 @@ def _tasks(arguments: Namespace) -> list[Task]:
     if arguments.request_rate is not None and not arguments.request_rate > 0:
         raise SettingsError(f"--request-rate {arguments.request_rate}: must be above 0")
     if arguments.trace is not None:
-        return trace_tasks(Path(arguments.trace), num, arguments.max_tokens)
+        tasks = trace_tasks(Path(arguments.trace), arguments.num_requests, arguments.max_tokens)
+        if not tasks:
+            raise SettingsError(f"--trace {arguments.trace}: holds no request")
+        return tasks
+    num = arguments.num_requests or _NUM_REQUESTS
     if arguments.shared_prefixes:
         return shared_prefix_tasks(
             num, words, arguments.max_tokens, arguments.seed, arguments.shared_prefixes
@@ -112,7 +117,7 @@ def _tasks(arguments: Namespace) -> list[Task]:
 
 
 async def _send_all(arguments: Namespace, model: str, tasks: Sequence[Task]) -> list[Timing]:
-    """Send every task: as they come (open loop), or so many at a time (closed loop)."""
+    """Send every task: as it comes (open loop), or so many at a time (closed loop)."""
     gate = asyncio.Semaphore(arguments.concurrency or len(tasks))
     rng = random.Random(arguments.seed)
 
@@ -129,9 +134,12 @@ async def _send_all(arguments: Namespace, model: str, tasks: Sequence[Task]) -> 
             return await time_completion(arguments.url.rstrip("/"), body, arguments.api_key)
 
     running = []
+    start_s = time.perf_counter()
     for task in tasks:
+        if task.arrival_s is not None:
+            await asyncio.sleep(start_s + task.arrival_s - time.perf_counter())
         running.append(asyncio.create_task(send(task)))
-        if arguments.request_rate is not None:
+        if arguments.request_rate is not None and task.arrival_s is None:
             await asyncio.sleep(rng.expovariate(arguments.request_rate))
     return list(await asyncio.gather(*running))
 

@@ -23,10 +23,12 @@ class Task:
     Attributes:
         prompt: Its text.
         max_tokens: Tokens to generate.
+        arrival_s: When it is sent, in seconds from the start; ``None`` leaves that to the load.
     """
 
     prompt: str
     max_tokens: int
+    arrival_s: float | None = None
 
 
 def random_tasks(num: int, num_words: int, max_tokens: int, seed: int) -> list[Task]:
@@ -56,8 +58,8 @@ def shared_prefix_tasks(
     ]
 
 
-def trace_tasks(path: Path, num: int, max_tokens: int) -> list[Task]:
-    """Read prompts from JSON lines with ``prompt`` and maybe ``max_tokens``.
+def trace_tasks(path: Path, num: int | None, max_tokens: int) -> list[Task]:
+    """Read requests from JSON lines with ``prompt`` and maybe ``max_tokens`` and ``arrival_s``.
 
     Raises:
         SettingsError: The file cannot be read; the message names the line.
@@ -72,7 +74,9 @@ def trace_tasks(path: Path, num: int, max_tokens: int) -> list[Task]:
             break
         try:
             row = json.loads(line)
-            tasks.append(Task(str(row["prompt"]), int(row.get("max_tokens", max_tokens))))
+            arrival_s = float(row["arrival_s"]) if "arrival_s" in row else None
+            length = int(row.get("max_tokens", max_tokens))
+            tasks.append(Task(str(row["prompt"]), length, arrival_s))
         except (ValueError, KeyError, TypeError) as error:
             raise SettingsError(f"--trace {path}: line {number}: {error!r}") from error
     return tasks

@@ -61,7 +61,7 @@ struct Scratch {
     }
 };
 
-thread_local Scratch shared_rows, own_sums;
+thread_local Scratch laid_out_rows, own_sums;
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -138,26 +138,25 @@ void multiply(const Tile& tile, Ahead& to_come) {
     const float* x = tile.x;
     const float* w = tile.w;
     Ahead ahead = to_come;
-    auto add_input = [&](int i) {
-        fetch_near(w + (i + NEAR) * PANEL, PANEL);
-        Vec w0 = load(w + i * PANEL), w1 = load(w + i * PANEL + LANES);
-        for (int r = 0; r < ROWS; ++r) {
-            Vec xr = splat(x[i * ROWS + r]);
-            sums[r][0] += xr * w0;
-            sums[r][1] += xr * w1;
-        }
-    };
-    int64_t k = 0;
-    for (; k + LANES <= tile.depth; k += LANES) {
+    // Lines that are written later are asked for now, or the stores wait for them.
+    for (int r = 0; r < ROWS; ++r) {
+        const float* out = tile.out + r * tile.weight->num_outputs + tile.output;
+        __builtin_prefetch(out, 1, 2);
+        __builtin_prefetch(out + LANES, 1, 2);
+    }
+    for (int64_t k = 0; k < tile.depth;) {
         ahead.step();
-        for (int i = 0; i < LANES; i += 4, x += 4 * ROWS, w += 4 * PANEL) {
-            add_input(0);
-            add_input(1);
-            add_input(2);
-            add_input(3);
+        for (int64_t stop = smaller(k + LANES, tile.depth); k < stop; ++k) {
+            fetch_near(w + NEAR * PANEL, PANEL);
+            Vec w0 = load(w), w1 = load(w + LANES);
+            for (int r = 0; r < ROWS; ++r) {
+                Vec xr = splat(x[r]);
+                sums[r][0] += xr * w0;
+                sums[r][1] += xr * w1;
+            }
+            x += ROWS, w += PANEL;
         }
     }
-    for (; k < tile.depth; ++k, x += ROWS, w += PANEL) add_input(0);
     to_come = ahead;
     for (int r = 0; r < ROWS; ++r) {
         float* kept = tile.sums + r * PANEL;
@@ -216,9 +215,14 @@ struct Product {
     float* out;
     int64_t num_rows;
 
+    // Most rows that stay in the cache.
     int64_t rows_at_once() const {
         int64_t fitting = CACHE_FLOATS / weight.num_inputs / MAX_ROWS * MAX_ROWS;
-        return smaller(fitting < MAX_ROWS ? MAX_ROWS : fitting, num_rows);
+        return fitting < MAX_ROWS ? MAX_ROWS : fitting;
+    }
+
+    int64_t num_pieces(int64_t count) const {
+        return Blocks(count, MAX_ROWS).count * ((weight.num_inputs + LANES - 1) / LANES);
     }
 
     void pack_rows(float* to, int64_t first, int64_t count, Range part) const {
@@ -272,29 +276,53 @@ struct Product {
         }
     }
 
-    void run(int num_threads) const {
-        int64_t at_once = rows_at_once();
-        int64_t inputs = weight.num_inputs;
-        float* rows = num_rows > 1 ? shared_rows.at_least(at_once * inputs) : nullptr;
+    void run_all_panels(const float* rows, int64_t first, int64_t count, Range panels) const {
+        int64_t step = panels_at_once(Blocks(count, MAX_ROWS).count);
+        for (int64_t panel = panels.begin; panel < panels.end; panel += step) {
+            Range group{panel, smaller(panel + step, panels.end)};
+            run_panels(rows, first, count, group, panels.end);
+        }
+    }
+
+    // Threads share the outputs, and lay out the rows together.
+    void run_by_outputs(int num_threads) const {
+        int64_t at_once = smaller(rows_at_once(), num_rows);
+        float* rows = num_rows > 1 ? laid_out_rows.at_least(at_once * weight.num_inputs) : nullptr;
         parallel(num_threads, [&](int thread, int threads) {
             Range mine = part_of(num_panels(weight), thread, threads);
             for (int64_t first = 0; first < num_rows; first += at_once) {
                 int64_t count = smaller(num_rows - first, at_once);
                 if (first) barrier(threads);
                 if (count > 1) {
-                    int64_t pieces = Blocks(count, MAX_ROWS).count * ((inputs + LANES - 1) / LANES);
-                    pack_rows(rows, first, count, part_of(pieces, thread, threads));
+                    pack_rows(rows, first, count, part_of(num_pieces(count), thread, threads));
                     barrier(threads);
                 }
                 // A single row is laid out as it is.
-                const float* laid_out = count > 1 ? rows : x + first * x_stride;
-                int64_t step = panels_at_once(Blocks(count, MAX_ROWS).count);
-                for (int64_t panel = mine.begin; panel < mine.end; panel += step) {
-                    Range group{panel, smaller(panel + step, mine.end)};
-                    run_panels(laid_out, first, count, group, mine.end);
-                }
+                run_all_panels(count > 1 ? rows : x + first * x_stride, first, count, mine);
             }
         });
+    }
+
+    // Each thread takes rows of its own until none are left, and never waits for the others.
+    void run_by_rows(int num_threads) const {
+        int64_t parts = (num_rows + rows_at_once() - 1) / rows_at_once();
+        parts = (parts + num_threads - 1) / num_threads * num_threads;
+        int64_t at_once = (num_rows + parts - 1) / parts, taken = 0;
+        parallel(num_threads, [&](int, int) {
+            float* rows = laid_out_rows.at_least(at_once * weight.num_inputs);
+            while (true) {
+                int64_t first = __atomic_fetch_add(&taken, at_once, __ATOMIC_RELAXED);
+                if (first >= num_rows) return;
+                int64_t count = smaller(num_rows - first, at_once);
+                pack_rows(rows, first, count, {0, num_pieces(count)});
+                run_all_panels(rows, first, count, {0, num_panels(weight)});
+            }
+        });
+    }
+
+    void run(int num_threads) const {
+        if (num_rows >= num_threads * rows_at_once()) run_by_rows(num_threads);
+        else run_by_outputs(num_threads);
     }
 };
 

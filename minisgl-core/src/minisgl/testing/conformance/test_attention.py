@@ -7,6 +7,7 @@ width. What the backend's capabilities leave out is skipped.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from minisgl.testing.captured_step import CapturedStep
 from minisgl.testing.paged_batches import Step, newest
 from minisgl.testing.reference import assert_close
 from minisgl.testing.selection import TestedBackend
+from minisgl.testing.together import run_together
 
 DTYPES = ("float32", "float16", "bfloat16")
 PAGE_SIZES = (1, 2, 16, 64, 128, 256)
@@ -218,6 +220,24 @@ def test_a_batch_keeps_its_plan_when_another_one_is_made(backend: TestedBackend)
         attention.prepare_metadata(first)
         attend_and_compare(attention, case, first, 0)
         attend_and_compare(attention, case, first, 1)
+
+
+def test_two_backends_share_nothing(backend: TestedBackend) -> None:
+    for phase in backend.capabilities.phases:
+        steps = (PREFILL, PREFILL[1:]) if phase == "prefill" else (DECODE, DECODE[2:5])
+        pairs = [make(backend) for _ in range(2)]
+        batches = [
+            case.prefill(each) if phase == "prefill" else case.decode(each)
+            for (_, case), each in zip(pairs, steps, strict=True)
+        ]
+        for (attention, _), batch in zip(pairs, batches, strict=True):
+            attention.prepare_metadata(batch)
+        # Each in a thread of its own, as two engines of one process may be.
+        calls = [
+            partial(attend_and_compare, *pair, batch, 0)
+            for pair, batch in zip(pairs, batches, strict=True)
+        ]
+        run_together(calls, "two backends of one process share nothing")
 
 
 def test_a_request_that_got_new_pages_is_read_from_them(backend: TestedBackend) -> None:

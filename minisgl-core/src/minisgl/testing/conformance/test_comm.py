@@ -52,6 +52,10 @@ def test_ranks_agree(backend: TestedBackend, size: int, tmp_path: Path) -> None:
         assert mine["bytes_1"], "broadcast_bytes sends a short payload"
         assert mine["bytes_100000"], "broadcast_bytes sends a long payload"
         assert mine["large"] == [sum(range(1, size + 1))], "all_reduce sums every element"
+        # float32: numbers of up to ten, added and normed in another order.
+        assert (mine["fused"] or 0.0) < 1e-4, (
+            "all_reduce_add_norm returns the norm of the ranks' sum and the residual, and that sum"
+        )
 
 
 def run_ranks(

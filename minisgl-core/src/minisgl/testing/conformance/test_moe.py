@@ -6,6 +6,7 @@ Weights are scaled so that every intermediate value is about 1.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from minisgl.moe.contract import MoEBackend, MoEConfig
 from minisgl.testing.captured_step import CapturedStep
 from minisgl.testing.reference import Experts, assert_close, moe
 from minisgl.testing.selection import TestedBackend
+from minisgl.testing.together import run_together
 
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_NUM_TOKENS = 128
@@ -137,6 +139,11 @@ def test_one_backend_serves_layers_and_batches_in_any_order(backend: TestedBacke
         expected = moe(layer.hidden_states, layer.router_logits, layer.experts)
         rule = "a result stays as it is while other layers run"
         assert_close(output, expected, layer.hidden_states.dtype, rule, "moe")
+
+
+def test_two_backends_share_nothing(backend: TestedBackend) -> None:
+    layers = [make(backend, 30), make(backend, 70, SHAPES[3])]
+    run_together([partial(check, layer) for layer in layers], "two backends share nothing")
 
 
 def test_a_captured_step_can_be_replayed(backend: TestedBackend) -> None:

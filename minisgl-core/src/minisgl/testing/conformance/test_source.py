@@ -187,7 +187,7 @@ def test_the_tokenizer_reads_and_writes_text(opening: SourceCase) -> None:
     assert ids, "the tokenizer makes ids of text"
     vocab_size = read_model_config(files.config, PluginManager.bootstrap()).vocab_size
     assert max(ids) < vocab_size, "the tokenizer's ids are those of the model's vocabulary"
-    assert tokenizer.decode(ids).strip() == text, "the tokenizer makes the same text of ids"
+    assert str(tokenizer.decode(ids)).strip() == text, "the tokenizer makes the same text of ids"
 
 
 def test_opening_writes_nothing(opening: SourceCase, empty_folder: Path) -> None:

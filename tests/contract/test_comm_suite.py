@@ -1,0 +1,40 @@
+"""The suite of collectives catches broken communicators."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.distributed.contract import Communicator
+from tests.contract import broken_comms as broken
+from tests.contract.suite_runs import path_of, run_suites
+
+FAULTS: list[tuple[type[Communicator], str]] = [
+    (broken.KeepsItsPart, "all_reduce returns the sum over ranks"),
+    (broken.GathersBackwards, "in rank order"),
+    (broken.ReturnsAView, "all_gather returns a contiguous tensor"),
+    (broken.TakesTheLargest, "min_int returns the smallest value"),
+    (broken.CutsLongMessages, "broadcast_bytes sends a long payload"),
+    (broken.CountsFromOne, "rank and size are those of the config"),
+    (broken.FusesWithoutTheResidual, "the norm of the ranks' sum and the residual"),
+]
+
+
+def name_of(comm: type[Communicator]) -> str:
+    return f"comm:{path_of(comm)}"
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What the suite says about each communicator."""
+    comms = [fault for fault, _ in FAULTS]
+    return run_suites(tmp_path_factory.mktemp("comms"), map(name_of, comms), "-k", "ranks_agree")
+
+
+@pytest.mark.parametrize(
+    ("comm", "sentence"), FAULTS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_the_suite_names_the_rule_that_a_broken_communicator_breaks(
+    failures: dict[str, list[str]], comm: type[Communicator], sentence: str
+) -> None:
+    found = failures[name_of(comm)]
+    assert any(sentence in failure for failure in found), found
