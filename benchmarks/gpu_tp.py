@@ -63,21 +63,23 @@ def main() -> None:
         torch.zeros(1, device="cuda")  # graphs captured before the first profile are not traced
     results: dict[str, dict[str, float]] = {}
     title = f"{args.shape} tp {args.tp}"
+
+    def keep(name: str, figures: dict[str, float]) -> None:
+        """Print a line, and write down what there is, in case the next one does not end."""
+        results[name] = figures
+        report(title, name, figures)
+        if args.json:
+            args.json.write_text(json.dumps({"shape": args.shape, "tp": args.tp} | results))
+
     with tempfile.TemporaryDirectory() as folder:
         model = write_shape(args.shape, Path(folder))
         started = time.perf_counter()
         with LLM(str(model), dummy_weight=True, tp=args.tp, **values) as llm:
-            results["start"] = {"s": time.perf_counter() - started}
+            keep("start", {"s": time.perf_counter() - started})
             for name, row in rows_of(args.rows).items():
-                results[name] = row(llm)
-                report(title, name, results[name])
+                keep(name, row(llm))
             for batch in map(int, filter(None, args.batches.split(","))):
-                name = f"step of {batch}"
-                results[name] = share_of_collectives(llm, batch)
-                report(title, name, results[name])
-            report(title, "start", results["start"])
-            if args.json:  # before the end, in case that fails
-                args.json.write_text(json.dumps({"shape": args.shape, "tp": args.tp} | results))
+                keep(f"step of {batch}", share_of_collectives(llm, batch))
 
 
 def report(title: str, name: str, figures: Mapping[str, float]) -> None:

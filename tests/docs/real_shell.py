@@ -30,7 +30,7 @@ class RealShell(Shell):
     def _run_minisgl(self, words: list[str], given: str) -> str:
         if subcommand(words) == "serve" and self._can_serve(words):
             return self._serve(words)
-        if words[:1] == ["plugins"] and subcommand(words) == "plugins":
+        if words == ["plugins"]:  # in a process of its own, which sees what was installed
             return self._process("minisgl", *words)
         return super()._run_minisgl(words, given)
 

@@ -25,6 +25,7 @@ from minisgl.plugin.spec import ProbeContext
 from minisgl_kernels_cuda import comm, plugin
 from minisgl_kernels_cuda.comm import CudaCommunicator, build_communicator, limits_for
 from minisgl_kernels_cuda.nccl import NcclLibrary, load_nccl
+from minisgl_kernels_cuda.peer_reduce import Limits
 from minisgl_kernels_cuda.settings import CudaKernelSettings
 from minisgl_kernels_cuda.units import ALLREDUCE, DeviceSize, Loader
 from tests.cuda_sim.simulator import SimulatedLoader
@@ -110,7 +111,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, nccl: ctypes.CDLL, kernels: Path) -
 def test_small_sums_go_through_shared_memory_and_large_ones_through_nccl(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comm, "limits_for", lambda settings, size: comm.Limits(4096, 8192))
+    monkeypatch.setattr(comm, "limits_for", lambda settings, size: Limits(4096, 8192))
 
     def work(made: CudaCommunicator) -> list[float]:
         sums = []

@@ -66,6 +66,7 @@ class EchoModel:
             stop_reason=None,
             error=None,
             logprobs=None,
+            prompt_logprobs=None,
         )
         usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, cached_tokens=0)
         return Completion(**choice, usage=usage, choices=[choice] * n)

@@ -44,7 +44,8 @@ def save_model(folder: Path, **fields: Any) -> PreTrainedModel:  # Any: JSON
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = Gemma3TextConfig(**FIELDS, **fields)
-        model = Gemma3ForCausalLM._from_config(config, attn_implementation="eager").float().eval()
+        made = Gemma3ForCausalLM._from_config(config, attn_implementation="eager")
+        model: PreTrainedModel = made.float().eval()
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms, which start at zero and would hide a mistake
                 parameter.data = 0.3 * torch.randn_like(parameter)
