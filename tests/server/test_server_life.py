@@ -209,11 +209,12 @@ def test_a_signal_that_comes_before_the_workers_leaves_nothing(
 
 
 def test_a_start_that_hangs_is_ended(tiny_model: Path, tmp_path: Path) -> None:
-    with ServerProcess(tiny_model, tmp_path, "--startup-timeout-s=12") as server:
+    with ServerProcess(tiny_model, tmp_path, "--startup-timeout-s=25") as server:
         server.wait_for(lambda: len(server.workers()) == 2)
         server.workers()[1].suspend()  # as one that waits for something for ever
         assert server.wait() == 1
-        assert "--startup-timeout-s 12: scheduler 0 did not become ready in time" in server.log
+        assert "minisgl: --startup-timeout-s 25: " in server.log
+        assert "scheduler 0 did not become ready in time" in server.log
         assert server.leftovers() == []
 
 

@@ -8,6 +8,7 @@ per process, which belongs to whoever embeds us, and two engines need two.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -168,7 +169,12 @@ def as_comm_error() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise CommError(f"another rank is gone or late: {error}") from error
+        raise CommError(f"another rank is gone or late: {_brief(error)}") from error
+
+
+def _brief(error: RuntimeError) -> str:
+    """Leave out where in torch's sources it was raised, and its advice."""
+    return re.sub(r"^\[\S*\] ", "", str(error)).partition(" This is ")[0]
 
 
 def _gloo_group(store: Any, config: CommConfig) -> Any:  # Any: as above
