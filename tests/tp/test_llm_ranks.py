@@ -93,6 +93,15 @@ def test_a_stream_that_is_closed_gives_its_pages_back(llm: LLM) -> None:
     llm.check_integrity()
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, which it does not in a job in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_its_call_and_nothing_else(llm: LLM) -> None:
     expected = llm.generate("def", GREEDY)
 

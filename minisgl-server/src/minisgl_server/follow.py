@@ -58,12 +58,14 @@ def run(settings: Settings, log: LogOptions) -> int:
 
 def _watch(group: WorkerGroup, interrupts: Interrupts) -> int:
     """Wait for the end of a rank, and return the exit code."""
-    sentinels = [worker.sentinel for worker in group.workers]
-    while not mp_connection.wait(sentinels, _POLL_S):
+    workers = {worker.sentinel: worker for worker in group.workers}
+    while not (ended := mp_connection.wait(list(workers), _POLL_S)):
         if interrupts.is_asked:
             logger.info("this node ends, and the others with it")
             return 0
-    if any(worker.exit_code for worker in group.workers):
+    first = workers[ended[0]]  # type: ignore[index]  # only sentinels are waited for
+    first.join(_EXIT_TIMEOUT_S)  # the sentinel comes a moment before the exit code
+    if first.exit_code:
         logger.error("%s; this node ends", group.cause())
         return 1
     group.stop(_EXIT_TIMEOUT_S)

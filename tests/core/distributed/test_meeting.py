@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -179,3 +180,11 @@ def test_what_a_node_has_of_its_own_may_differ() -> None:
         check_nodes_agree(comm, settings[comm.rank], torch.float32)
 
     assert on_ranks(2, work) == [None, None]
+
+
+@pytest.mark.timeout(30)
+def test_a_rank_that_comes_when_all_is_over_gives_up_at_once(tmp_path: Path) -> None:
+    place = f"file://{tmp_path}/gone/rendezvous"
+    config = CommConfig(1, 2, CPU, torch.float32, place, timeout_s=1.0)
+    with pytest.raises(CommError, match="do not meet: .*gone is gone"):
+        build_communicator(config)

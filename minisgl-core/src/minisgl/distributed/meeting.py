@@ -105,7 +105,11 @@ def _open_store(config: CommConfig, timeout: timedelta) -> Any:  # Any: as above
     """Open the store; rank 0 makes the one at a port, and the others wait for it."""
     place = config.init_method
     if not place.startswith(_TCP):
-        return _torch.FileStore(place.removeprefix(_FILE), config.size)
+        path = Path(place.removeprefix(_FILE))
+        if not path.parent.exists():
+            # torch would try again for minutes, and hold up the whole process in the meantime.
+            raise CommError(f"the ranks do not meet: {path.parent} is gone")
+        return _torch.FileStore(str(path), config.size)
     host, port = split_address(place)
     is_first = config.rank == 0
     own_address(place)  # a name that does not resolve would be tried until the time is up

@@ -133,7 +133,8 @@ class Followers:
         starting = {worker.connection: worker for worker in workers}
         sentinels = {worker.sentinel: worker for worker in workers}
         while True:
-            if not starting:
+            is_starting = bool(starting)
+            if not is_starting:
                 self._ready.set()
             for item in mp_connection.wait([self._woken, *starting, *sentinels]):
                 if item is self._woken:
@@ -142,7 +143,7 @@ class Followers:
                     worker = starting.pop(item)
                     if isinstance(worker.report(), ReadyMsg):
                         continue
-                self._failure = _cause(workers, is_starting=bool(starting))
+                self._failure = _cause(workers, is_starting)
                 return
 
 
