@@ -22,7 +22,7 @@ demo: $(SETUP) ## Stream an answer of the demo model
 # Two processes of one thread: tiny models lose more in barriers than they gain, above all on a busy
 # machine. A file's tests stay together, since they share models and servers.
 test: $(SETUP) ## Run the tests that any machine can run
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu and not npm"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --max-worker-restart 0 -m "not slow and not gpu and not npm"
 
 test-all: $(SETUP) ## Run every test; those that lack their device skip
 	$(BIN)/pytest
