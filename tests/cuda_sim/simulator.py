@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import struct
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,9 +22,10 @@ HEADERS = Path(__file__).parent
 class SimulatedLaunch:
     """One kernel, run to its end by each call."""
 
-    def __init__(self, run: ctypes._NamedFuncPointer, layout: str) -> None:
+    def __init__(self, run: ctypes._NamedFuncPointer, layout: str, turn: threading.Lock) -> None:
         self._run = run
         self._layout = layout
+        self._turn = turn
 
     def __call__(
         self,
@@ -35,7 +37,8 @@ class SimulatedLaunch:
     ) -> None:
         assert grid[0] % cluster == 0, "a grid is made of whole clusters"
         shape = (ctypes.c_int * 5)(*grid, *block, cluster)
-        self._run(shape, struct.pack(self._layout, *args))
+        with self._turn:  # ctypes lets other threads run meanwhile
+            self._run(shape, struct.pack(self._layout, *args))
 
 
 class SimulatedLoader(Loader):
@@ -48,6 +51,7 @@ class SimulatedLoader(Loader):
     def __init__(self, folder: Path, rank: int | None = None) -> None:
         self._folder = folder
         self._rank = rank
+        self._turn = threading.Lock()
 
     def load(self, unit: Unit, dtype: torch.dtype) -> Mapping[str, Launch]:
         macro = macro_of(dtype)
@@ -61,7 +65,7 @@ class SimulatedLoader(Loader):
             built = own
         library = ctypes.CDLL(str(built))
         return {
-            name: SimulatedLaunch(getattr(library, f"sim_{name}"), layout)
+            name: SimulatedLaunch(getattr(library, f"sim_{name}"), layout, self._turn)
             for name, layout in unit.entries.items()
         }
 
