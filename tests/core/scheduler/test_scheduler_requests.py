@@ -211,6 +211,19 @@ def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     assert ends[0][1] == "the deadline of 2.5 s has passed"
 
 
+def test_the_deadline_of_a_dropped_request_is_not_that_of_the_open_one() -> None:
+    now_s = [0.0]
+    harness = make_wrapped(lambda io: DeadlineIO(io, lambda: now_s[0]))
+    ids = np.array(PROMPT, dtype=np.int32)
+    harness.io.put([UserMsg(0, ids, SamplingParams(max_tokens=5, ignore_eos=True))])
+    harness.io.put([UserMsg(0, ids, SamplingParams(max_tokens=5), deadline_s=1.0)])
+    harness.step()
+    now_s[0] = 2.0
+    while harness.scheduler.has_work:
+        harness.step()
+    assert harness.ends() == {0: ("length", "")}
+
+
 def test_an_observer_is_told_once_how_a_request_went() -> None:
     now_s = [0.0]
     records: list[RequestRecord] = []

@@ -151,33 +151,31 @@ class DeadlineIO(SchedulerIO):
         self._inner = inner
         self._clock = clock
         self._heap: list[tuple[float, int, float]] = []  # time of expiry, uid, deadline
-        self._watched: dict[int, float] = {}  # uid to time of expiry
+        self._open: dict[int, float | None] = {}  # uid of each open request to its time of expiry
 
     def receive(self, block: bool) -> list[SchedulerMsg]:
         """Receive, and add what has expired; a scheduler that blocks has no request that could."""
         messages = self._inner.receive(block)
         now = self._clock()
         for message in messages:
-            if isinstance(message, UserMsg) and message.deadline_s is not None:
-                if message.uid in self._watched:
-                    continue  # is open, so the scheduler drops this one
-                expiry = now + message.deadline_s
-                self._watched[message.uid] = expiry
-                heapq.heappush(self._heap, (expiry, message.uid, message.deadline_s))
+            # The scheduler drops one whose uid is open.
+            if isinstance(message, UserMsg) and message.uid not in self._open:
+                self._open[message.uid] = None
+                if message.deadline_s is not None:
+                    self._open[message.uid] = expiry = now + message.deadline_s
+                    heapq.heappush(self._heap, (expiry, message.uid, message.deadline_s))
         while self._heap and self._heap[0][0] <= now:
             expiry, uid, deadline_s = heapq.heappop(self._heap)
-            if self._watched.get(uid) == expiry:
-                del self._watched[uid]
+            if self._open.get(uid) == expiry:
                 messages.append(AbortMsg(uid, f"the deadline of {deadline_s:g} s has passed"))
         return messages
 
     def send(self, replies: list[ReplyMsg]) -> None:
         """Send, and stop watching what has finished."""
-        if self._watched:
-            for reply in replies:
-                if isinstance(reply, ResultMsg):
-                    for finished in reply.finished:
-                        self._watched.pop(finished.uid, None)
+        for reply in replies:
+            if isinstance(reply, ResultMsg):
+                for finished in reply.finished:
+                    self._open.pop(finished.uid, None)
         self._inner.send(replies)
 
 
