@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.server.pace import pace_env
 from tests.server.server_process import ServerProcess
 from tests.tiny_models import TinyModel, save_tiny_model
 
@@ -30,3 +31,19 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def paced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a server whose answers last until a test has done what it wants."""
+    return pace_env(tmp_path_factory.mktemp("pace"))
+
+
+@pytest.fixture(scope="session")
+def slow_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, paced: dict[str, str]
+) -> Iterator[ServerProcess]:
+    """One such server, which all tests share that leave or stop answers."""
+    folder = tmp_path_factory.mktemp("slow-server")
+    with ServerProcess(tiny_model, folder, "--num-pages=512", **paced) as process:
+        yield process.wait_until_ready()

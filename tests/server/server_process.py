@@ -74,7 +74,7 @@ class ServerProcess:
             for child in psutil.Process(self.process.pid).children()
             if "spawn_main" in " ".join(child.cmdline())
         ]
-        return sorted(found, key=lambda child: child.create_time())
+        return sorted(found, key=lambda child: (child.create_time(), child.pid))
 
     def client(self, **options: float) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=options.get("timeout", 120.0))
@@ -88,7 +88,7 @@ class ServerProcess:
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
         return self.process.wait(timeout_s)
 
-    def leftovers(self, patience_s: float = 5.0) -> list[str]:
+    def leftovers(self, patience_s: float = 30.0) -> list[str]:
         """Processes and socket files that are still there some seconds after the end."""
         deadline = time.monotonic() + patience_s
         while True:

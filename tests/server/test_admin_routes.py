@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -10,6 +12,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from minisgl.message.folder import SocketFolder
+from minisgl.workers.contract import Endpoints
 from minisgl_server.api.app import create_app
 from minisgl_server.engine_client import EngineClient, EngineFacts
 from minisgl_server.metrics import Metrics
@@ -72,10 +76,28 @@ def test_the_server_is_what_the_command_does_by_default() -> None:
     assert result.stderr.startswith("minisgl: --host 203.0.113.7 ")
 
 
+def test_a_server_without_its_engine_says_so(idle_state: ServerState) -> None:
+    idle_state.client.fail("scheduler 0 was killed by signal 9")
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(create_app(idle_state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            body = {"prompt": "a"}
+            asked = [await http.post(path, json=body) for path in ("/v1/completions", "/tokenize")]
+            return [await http.get("/health"), await http.post("/flush_cache"), *asked]
+
+    for response in asyncio.run(ask()):
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (503, "engine_unavailable")
+        assert "was killed by signal 9" in error["message"]
+
+
 @pytest.fixture
-def idle_state() -> ServerState:
-    facts = EngineFacts("m", "cpu", 8, 1, 8, 1, 1)
-    client = EngineClient.__new__(EngineClient)  # has no workers and is not asked
-    return ServerState(
-        ServerSettings.model_validate({}), client, facts, Metrics(), ("m",), {}, None, 0
-    )
+def idle_state() -> Iterator[ServerState]:
+    """Of a server whose workers were never started."""
+    facts, metrics = EngineFacts("m", "cpu", 8, 1, 8, 1, 1), Metrics()
+    with SocketFolder() as folder:
+        client = EngineClient(Endpoints(folder.path, 0), metrics)
+        settings = ServerSettings.model_validate({})
+        yield ServerState(settings, client, facts, metrics, ("m",), {}, None, 0)
+        client.close()

@@ -169,6 +169,11 @@ def test_odd_request_ids_do_no_harm(http: httpx.Client) -> None:
         assert (response.headers["x-request-id"] == given) is is_sane
 
 
+def test_no_page_of_elsewhere_may_use_it_unless_told(http: httpx.Client) -> None:
+    answer = http.get("/v1/models", headers={"Origin": "https://page.example"})
+    assert [name for name in answer.headers if name.startswith("access-control")] == []
+
+
 def test_the_server_still_works_after_all_this(http: httpx.Client) -> None:
     assert http.get("/health").json() == {"status": "ok"}
     assert http.post(COMPLETE, json={"prompt": "a", "max_tokens": 1}).status_code == 200

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -182,3 +183,46 @@ def test_it_works_through_a_pipe(tiny_model: Path, command: str, text: str) -> N
     assert run.returncode == 0, run.stderr
     assert bool(run.stdout.strip()) is bool(text)
     assert "Traceback" not in run.stderr
+
+
+def test_it_works_in_a_terminal(tiny_model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "minisgl", "chat", str(tiny_model), "--max-tokens=4"]
+    # The last one: nobody answers questions about where the cursor is.
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "TERM": "xterm",
+        "HOME": str(tmp_path),
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
+    main, terminal = pty.openpty()
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | env,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    ) as chat:
+        os.close(terminal)
+        shown = b""
+        for text in (b"one\x1b\rtwo\r", b"/save chat.json\r", b"/exit\r"):  # Alt+Enter is one
+            shown += read_until(main, b"\x1b[?2004h")  # it is at its prompt
+            os.write(main, text)
+        shown += read_until(main, None)
+    os.close(main)
+    assert chat.returncode == 0, shown
+    assert b"is ready" in shown
+    assert b"saved 2 messages" in shown
+    assert "+one\n+two\n" in (tmp_path / ".local/state/minisgl/chat_history").read_text()
+
+
+def read_until(terminal: int, text: bytes | None) -> bytes:
+    """What a terminal shows until some text, or until nobody writes to it any more."""
+    shown = b""
+    while text is None or text not in shown:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # so does Linux say that all others have closed it
+            assert text is None, shown
+            return shown
+    return shown

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from shutil import which
 
 import httpx
 import pytest
 
+from tests.server.idle import becomes_idle, gauge, num_aborted, wait_until
 from tests.server.server_process import ServerProcess
 
 KEY = "secret-2"
@@ -21,7 +24,9 @@ LONG = {"prompt": "a", "ignore_eos": True, "max_tokens": 1900}
 
 
 @pytest.fixture(scope="module")
-def guarded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def guarded(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, paced: dict[str, str]
+) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("guarded")
     flags = [
         "--api-key=secret-1,secret-2",
@@ -32,11 +37,12 @@ def guarded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "--num-tokenizer=2",
         "--keep-alive-s=0.2",
         "--log-format=json",
+        "--log-level=debug",
         "--log-interval-s=0.3",
         "--served-model-name=served,also",
     ]
-    with ServerProcess(tiny_model, folder, *flags) as server:
-        server.wait_for(lambda: '"message": "ready' in server.log, 240)
+    with ServerProcess(tiny_model, folder, *flags, **paced) as server:
+        server.wait_for(lambda: '"message": "ready' in server.log)
         yield server
 
 
@@ -54,19 +60,15 @@ def member(guest: httpx.Client) -> httpx.Client:
     return guest
 
 
-def gauge(http: httpx.Client, name: str) -> float:
-    found = re.search(rf"^minisgl:{name} (\S+)$", http.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def send_only(http: httpx.Client, body: dict[str, object]) -> socket.socket:
+    """Ask for a completion; whoever closes the connection has left without its answer."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n"
+    head += f"Authorization: Bearer {KEY}\r\n\r\n"
+    assert http.base_url.port is not None
+    connection = socket.create_connection((http.base_url.host, http.base_url.port))
+    connection.sendall(head.encode() + content)
+    return connection
 
 
 def test_every_route_but_health_needs_a_key(guest: httpx.Client) -> None:
@@ -116,37 +118,31 @@ def test_a_preflight_needs_no_key_and_only_known_origins_pass(guest: httpx.Clien
 
 
 def test_a_full_queue_is_a_503_with_retry_after(member: httpx.Client) -> None:
-    def post(number: int) -> httpx.Response:
-        return member.post("/v1/completions", json=LONG | {"max_tokens": 200})
-
-    with ThreadPoolExecutor(10) as pool:
-        responses = list(pool.map(post, range(10)))
-    refused = [response for response in responses if response.status_code == 503]
-    assert len(refused) >= 5
-    assert len(refused) + sum(response.status_code == 200 for response in responses) == 10
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(send_only(member, LONG))
+        assert wait_until(lambda: gauge(member, "num_requests_running") == 2)
+        assert wait_until(lambda: gauge(member, "num_requests_waiting") == 1)
+        with ThreadPoolExecutor(9) as pool:
+            posts = [pool.submit(member.post, "/v1/completions", json=LONG) for _ in range(9)]
+            refused = [post.result() for post in posts]
+    assert {response.status_code for response in refused} == {503}
     assert all(response.headers["retry-after"] for response in refused)
-    assert all(response.json()["error"]["code"] == "overloaded" for response in refused)
+    assert {response.json()["error"]["code"] for response in refused} == {"overloaded"}
+    assert becomes_idle(member)
 
 
+@pytest.mark.parametrize("num_choices", [1, 3])  # of three one waits
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_leaves_frees_its_request(member: httpx.Client, is_stream: bool) -> None:
-    body = LONG | {"stream": is_stream}
-    if is_stream:
-        with member.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_bytes())
-    else:
-        with pytest.raises(httpx.TimeoutException):
-            member.post("/v1/completions", json=body, timeout=0.5)
-    assert wait_until(lambda: gauge(member, "num_requests_running") == 0, 2.0)
-    # All pages are free or can be evicted.
-    assert gauge(member, "kv_cache_usage_perc") == 0
-
-
-def test_leaving_frees_all_choices(member: httpx.Client) -> None:
-    with pytest.raises(httpx.TimeoutException):
-        member.post("/v1/completions", json=LONG | {"n": 3}, timeout=0.5)
-    assert wait_until(lambda: gauge(member, "num_requests_running") == 0, 2.0)
-    assert gauge(member, "num_requests_waiting") == 0
+def test_a_client_that_leaves_frees_its_request(
+    member: httpx.Client, is_stream: bool, num_choices: int
+) -> None:
+    before = num_aborted(member)
+    with send_only(member, LONG | {"stream": is_stream, "n": num_choices}):
+        num_running = min(num_choices, 2)
+        assert wait_until(lambda: gauge(member, "num_requests_running") == num_running)
+    assert wait_until(lambda: num_aborted(member) == before + num_choices)
+    assert becomes_idle(member)
 
 
 def test_an_answer_can_be_aborted_by_its_id(member: httpx.Client) -> None:
@@ -169,21 +165,35 @@ def test_aborting_what_is_not_there_is_a_404(member: httpx.Client) -> None:
 
 
 def test_a_waiting_stream_is_kept_alive(member: httpx.Client) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        body = LONG | {"max_tokens": 300}
-        busy = [pool.submit(member.post, "/v1/completions", json=body) for _ in range(2)]
+    body = {"prompt": "a", "stream": True, "max_tokens": 2}
+    with ExitStack() as busy:
+        for _ in range(2):
+            busy.enter_context(send_only(member, LONG))
         assert wait_until(lambda: gauge(member, "num_requests_running") == 2)
-        waiting = member.post("/v1/completions", json={"prompt": "a", "stream": True})
-        assert all(each.result().status_code == 200 for each in busy)
-    assert waiting.text.startswith(": ")
-    assert waiting.text.endswith("data: [DONE]\n\n")
+        with member.stream("POST", "/v1/completions", json=body) as waiting:
+            lines = waiting.iter_lines()
+            assert next(lines).startswith(": ")
+            busy.close()  # which makes room
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert becomes_idle(member)
 
 
 def test_the_log_is_json_and_tells_the_load(guarded: ServerProcess, member: httpx.Client) -> None:
-    member.post("/v1/completions", json=LONG | {"max_tokens": 500})
-    assert wait_until(lambda: '"output_tokens_per_s"' in guarded.log)
+    num_before = len(guarded.log)
+    with send_only(member, LONG):
+        assert wait_until(lambda: '"output_tokens_per_s"' in guarded.log[num_before:])
+    assert becomes_idle(member)
     others = [line for line in guarded.log.splitlines() if not line.startswith('{"time": "')]
     assert others == []
+
+
+def test_the_log_has_a_line_for_each_request(guarded: ServerProcess, member: httpx.Client) -> None:
+    asked = {"request_id": "mine-1", "method": "GET", "path": "/version", "status": 200}
+    member.get("/version", headers={"X-Request-Id": "mine-1"})
+    assert wait_until(lambda: '"mine-1"' in guarded.log)
+    (line,) = [json.loads(line) for line in guarded.log.splitlines() if '"mine-1"' in line]
+    assert {name: line[name] for name in asked} == asked
+    assert line["seconds"] >= 0
 
 
 def test_an_unknown_name_is_refused(member: httpx.Client, tiny_model: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.scheduler.trace import Abort, Arrival, Ending, Trace, read_trace
+from tests.server.pace import pace_env
 from tests.server.server_process import ServerProcess
 
 FLAGS = ("--page-size=4", "--num-pages=64", "--max-prefill-length=16", "--max-running-requests=4")
@@ -45,7 +46,8 @@ def has_ended(path: Path, count: int) -> bool:
 
 def recorded(model: Path, folder: Path, number: int, *flags: str) -> Trace:
     path = folder / "trace.jsonl"
-    with ServerProcess(model, folder, f"--record={path}", *FLAGS, *flags) as server:
+    flags = (f"--record={path}", *FLAGS, *flags)
+    with ServerProcess(model, folder, *flags, **pace_env(folder)) as server:
         server.wait_until_ready()
         serve(server)
         server.wait_for(lambda: has_ended(path, 5))

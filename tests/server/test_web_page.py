@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.idle import becomes_idle
+from tests.server.idle import PATIENCE_S, becomes_idle, num_aborted, wait_until
 from tests.server.server_process import ServerProcess
 
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="needs the group 'clients'")
@@ -38,10 +39,11 @@ def browser() -> Iterator[Any]:  # of a library that may be missing
         browser.close()
 
 
-@pytest.fixture
-def page(browser: Any, server: ServerProcess) -> Iterator[Any]:
+@contextmanager
+def page_of(browser: Any, server: ServerProcess) -> Iterator[Any]:
     """The page, which must load nothing from elsewhere and complain about nothing."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(1000 * PATIENCE_S)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -54,6 +56,25 @@ def page(browser: Any, server: ServerProcess) -> Iterator[Any]:
     assert [a for a in addresses if not a.startswith((server.url, "data:"))] == []
 
 
+@pytest.fixture
+def page(browser: Any, server: ServerProcess) -> Iterator[Any]:
+    with page_of(browser, server) as page:
+        yield page
+
+
+@pytest.fixture
+def slow_page(browser: Any, slow_server: ServerProcess) -> Iterator[Any]:
+    """The page of a server whose answers never end by themselves, and last."""
+    with page_of(browser, slow_server) as page:
+        page.route("**/v1/chat/completions", make_endless)
+        yield page
+
+
+def make_endless(route: Any) -> None:
+    """Let a question of the page be answered by as many tokens as it allows."""
+    route.continue_(post_data=route.request.post_data_json | {"ignore_eos": True})
+
+
 def say(page: Any, text: str, **settings: float | str) -> None:
     for name, value in settings.items():
         page.fill(f"#{name}", str(value))
@@ -61,56 +82,27 @@ def say(page: Any, text: str, **settings: float | str) -> None:
     page.press("#text", "Enter")
 
 
-def answer_of(page: Any) -> str:
-    """The text of the last answer, without the line about it."""
-    script = "() => [...document.querySelectorAll('.assistant')].at(-1).firstChild?.textContent"
-    text: str | None = page.evaluate(script)
-    return text or ""
-
-
 def press_in_the_midst(page: Any, button: str) -> None:
-    """Press a button once some of the answer has come; from within, as the model is fast."""
-    page.wait_for_function(
-        f"""() => {{ const text = document.querySelector(".assistant")?.textContent ?? "";
-             const pressed = text.length > 5 && document.getElementById("{button}");
-             if (pressed) pressed.click();
-             return pressed; }}""",
-        polling=20,
-    )
+    """Press a button once some of the answer has come."""
+    page.wait_for_function("() => document.querySelector('.assistant')?.textContent.length > 5")
+    page.click(f"#{button}")
 
 
 def wait_for_end(page: Any) -> None:
-    page.wait_for_selector("#send:visible", timeout=60_000)
-
-
-def endless_question(http: httpx.Client) -> str:
-    """A question that the model answers at great length."""
-    for number in range(50):
-        body = {
-            "messages": [{"role": "user", "content": f"question {number}"}],
-            "temperature": 0,
-            "max_tokens": 400,
-        }
-        choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
-        if choice["finish_reason"] == "length":
-            return f"question {number}"
-    pytest.fail("the model always ends")
+    page.wait_for_selector("#send:visible")
 
 
 def test_an_answer_grows_as_it_comes_and_is_that_of_the_api(page: Any, http: httpx.Client) -> None:
-    question = endless_question(http)
+    page.route("**/v1/chat/completions", make_endless)
     page.evaluate(
         """() => { window.sizes = new Set(); new MutationObserver(() => window.sizes.add(
              document.querySelector('.assistant')?.textContent.length ?? 0
            )).observe(document.getElementById('talk'), {childList: true, subtree: true}); }"""
     )
-    say(page, question, temperature=0, max_tokens=100)
+    say(page, "What is it?", temperature=0, max_tokens=100)
     wait_for_end(page)
-    body = {
-        "messages": [{"role": "user", "content": question}],
-        "temperature": 0,
-        "max_tokens": 100,
-    }
+    messages = [{"role": "user", "content": "What is it?"}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 100, "ignore_eos": True}
     message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     bare = str(message["content"]).replace("*", "").replace("`", "")
     shown = page.evaluate("() => document.querySelector('.assistant').textContent")
@@ -152,39 +144,45 @@ def test_settings_are_sent(page: Any) -> None:
     }
 
 
-def test_stop_ends_the_request_and_keeps_what_came(page: Any, http: httpx.Client) -> None:
-    say(page, endless_question(http), temperature=0, max_tokens=1900)
-    press_in_the_midst(page, "stop")
-    wait_for_end(page)
-    assert becomes_idle(http, 5.0)
-    shown = page.evaluate("() => document.querySelector('.assistant').textContent")
+def test_stop_ends_the_request_and_keeps_what_came(
+    slow_page: Any, slow_server: ServerProcess
+) -> None:
+    with slow_server.client() as http:
+        before = num_aborted(http)
+        say(slow_page, "Tell me all", temperature=0, max_tokens=1900)
+        press_in_the_midst(slow_page, "stop")
+        wait_for_end(slow_page)
+        assert wait_until(lambda: num_aborted(http) == before + 1)
+        assert becomes_idle(http)
+    shown = slow_page.evaluate("() => document.querySelector('.assistant').textContent")
     assert shown.endswith("stopped")
-    with page.expect_request("**/v1/chat/completions") as caught:
-        say(page, "Go on", max_tokens=2)
-    wait_for_end(page)
+    with slow_page.expect_request("**/v1/chat/completions") as caught:
+        say(slow_page, "Go on", max_tokens=2)
+    wait_for_end(slow_page)
     roles = [message["role"] for message in caught.value.post_data_json["messages"]]
     assert roles == ["user", "assistant", "user"]
 
 
-def test_reset_in_the_midst_of_an_answer_begins_a_new_talk(page: Any, http: httpx.Client) -> None:
-    say(page, endless_question(http), temperature=0, max_tokens=1900)
-    press_in_the_midst(page, "reset")
-    wait_for_end(page)
-    with page.expect_request("**/v1/chat/completions") as caught:
-        say(page, "Anew", max_tokens=2)
-    wait_for_end(page)
+def test_reset_in_the_midst_of_an_answer_begins_a_new_talk(slow_page: Any) -> None:
+    say(slow_page, "Tell me all", temperature=0, max_tokens=1900)
+    press_in_the_midst(slow_page, "reset")
+    wait_for_end(slow_page)
+    with slow_page.expect_request("**/v1/chat/completions") as caught:
+        say(slow_page, "Anew", max_tokens=2)
+    wait_for_end(slow_page)
     assert [m["content"] for m in caught.value.post_data_json["messages"]] == ["Anew"]
 
 
-def test_the_view_of_the_load_is_live(page: Any, http: httpx.Client) -> None:
+def test_the_view_of_the_load_is_live(slow_page: Any, slow_server: ServerProcess) -> None:
     body = {"prompt": ["a", "b"] * 4, "ignore_eos": True, "max_tokens": 1900, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body):  # is left at the end
-        page.wait_for_function("() => Number(document.getElementById('running').textContent) > 1")
-        page.wait_for_function("() => parseFloat(document.getElementById('kv').textContent) > 0")
-        page.wait_for_function("() => Number(document.getElementById('rate').textContent) > 0")
-        page.wait_for_function("() => document.querySelector('#rates polyline').points.length > 1")
-    page.wait_for_function("() => document.getElementById('running').textContent === '0'")
-    page.wait_for_function("() => document.getElementById('hits').textContent.endsWith('%')")
+    wait_for = slow_page.wait_for_function
+    with slow_server.client() as http, http.stream("POST", "/v1/completions", json=body):
+        wait_for("() => Number(document.getElementById('running').textContent) > 1")
+        wait_for("() => parseFloat(document.getElementById('kv').textContent) > 0")
+        wait_for("() => Number(document.getElementById('rate').textContent) > 0")
+        wait_for("() => document.querySelector('#rates polyline').points.length > 1")
+    wait_for("() => document.getElementById('running').textContent === '0'")
+    wait_for("() => document.getElementById('hits').textContent.endsWith('%')")
 
 
 def test_code_and_stress_are_shown_as_such_and_html_is_text(page: Any) -> None:

@@ -79,7 +79,7 @@ def _distribution(axes: Axes, name: str, values_ms: Sequence[float]) -> None:
 
 def _rate(axes: Axes, timings: Sequence[Timing]) -> None:
     """Draw pieces of text per second, and how many requests were open."""
-    axes.set(title="over time", xlabel="s", ylabel="pieces of text per s", xlim=(0, None))
+    axes.set(title="over time", xlabel="s", ylabel="pieces of text per s")
     axes.grid(alpha=0.3)
     if not timings:
         return
@@ -100,3 +100,4 @@ def _rate(axes: Axes, timings: Sequence[Timing]) -> None:
     other.step(times, open_now, where="post", color="tab:orange", alpha=0.7)
     other.set_ylabel("open requests", color="tab:orange")
     other.set_ylim(0, None)
+    axes.set_xlim(0, max(1e-3, end - start))
