@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention.contract import AttentionConfig
+from minisgl.attention.contract import AttentionBackend, AttentionConfig
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.core import Batch
-from minisgl.kvcache.contract import PrefixCache
 from minisgl.moe.contract import MoEConfig
 from minisgl.moe.torch_backend import TorchMoEBackend
 from minisgl.ops.contract import SamplingHints, SamplingInputs
 from minisgl.ops.torch_set import TorchKernelSet
-from minisgl.scheduler.contract import Policy, PolicyConfig, ScheduledReq
+from minisgl.plugin.spec import PLUGIN_API, BackendSpec
 
 
 class IgnoresTheWindow(TorchAttentionBackend):
@@ -114,6 +113,40 @@ class KeepsItsPlanInTheClass(TorchAttentionBackend):
         return super().forward(q, layer_id, self.plans[0] if self.plans else batch)
 
 
+class ReadsWholeVectors(TorchAttentionBackend):
+    """Leaves out what a head has beyond a multiple of 16 numbers."""
+
+    def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
+        cut = q.clone()
+        cut[..., q.shape[-1] // 16 * 16 :] = 0
+        return super().forward(cut, layer_id, batch)
+
+
+class RefusesInItsOwnWords(TorchAttentionBackend):
+    """Its error is not one that a caller expects."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        if config.head_dim > 256:
+            raise KeyError(config.head_dim)
+        super().__init__(config)
+
+
+class SaysThatItCaptures(AttentionBackend):
+    """Its spec promises graphs, and it has no method for them."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        self._inner = TorchAttentionBackend(config)
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        self._inner.prepare_metadata(batch)
+
+    def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
+        return self._inner.forward(q, layer_id, batch)
+
+
+CAPTURING_SPEC = BackendSpec(PLUGIN_API, f"{__name__}:SaysThatItCaptures")
+
+
 class BrokenKernels(TorchKernelSet):
     """The torch set with some ops replaced."""
 
@@ -162,6 +195,44 @@ class StoresOneSlotTooFar(BrokenKernels):
             good(k, v, k_pool, v_pool, (out_loc + 1) % len(k_pool))
 
         return {"store_kv": store}
+
+
+class NormsInPlace(BrokenKernels):
+    """Leaves the normed tensor where the input was."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        good = super(BrokenKernels, self).ops()["rms_norm"]
+        return {"rms_norm": lambda x, weight, eps: x.copy_(good(x, weight, eps))}
+
+
+class LosesTheResidual(BrokenKernels):
+    """Gives the input back in place of the sum."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        good = super(BrokenKernels, self).ops()["fused_add_rms_norm"]
+
+        def norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+            before = x.clone()
+            return good(x, residual, weight, eps)[0], before
+
+        return {"fused_add_rms_norm": norm}
+
+
+class TakesOneGeluForTheOther(BrokenKernels):
+    """Has the approximation alone."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        return {"gelu_and_mul": super(BrokenKernels, self).ops()["gelu_tanh_and_mul"]}
+
+
+class LooksUpWhatOthersHave(BrokenKernels):
+    """Takes the nearest row for one that another rank has."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        def embedding(ids: Tensor, weight: Tensor, vocab_start: int = 0) -> Tensor:
+            return weight[(ids.long() - vocab_start).clamp(0, len(weight) - 1)]
+
+        return {"embedding": embedding}
 
 
 class BrokenSampler(BrokenKernels):
@@ -245,6 +316,24 @@ class SharesItsOutput(TorchMoEBackend):
         return buffer[: len(out)].copy_(out)
 
 
+class RemembersTheRouter(TorchMoEBackend):
+    """Chooses experts once for each place in memory, as a graph would that captured the choice."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__(config)
+        self._seen: dict[int, Tensor] = {}
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        router_logits: Tensor,
+        gate_up_weight: Tensor,
+        down_weight: Tensor,
+    ) -> Tensor:
+        chosen = self._seen.setdefault(router_logits.data_ptr(), router_logits.clone())
+        return super().forward(hidden_states, chosen, gate_up_weight, down_weight)
+
+
 class SwapsGateAndUp(TorchMoEBackend):
     """Takes the second half for the gate."""
 
@@ -258,26 +347,3 @@ class SwapsGateAndUp(TorchMoEBackend):
         gate, up = gate_up_weight.chunk(2, dim=1)
         swapped = torch.cat((up, gate), dim=1)
         return super().forward(hidden_states, router_logits, swapped, down_weight)
-
-
-class StarvesTheLast(Policy):
-    """Never names the youngest request."""
-
-    def __init__(self, config: PolicyConfig) -> None:
-        del config
-
-    def order(self, waiting: Any, cache: PrefixCache) -> list[ScheduledReq]:  # Any: an iterable
-        return list(waiting)[:-1]
-
-
-class LeavesALock(Policy):
-    """Changes the cache that it looks into."""
-
-    def __init__(self, config: PolicyConfig) -> None:
-        del config
-
-    def order(self, waiting: Any, cache: PrefixCache) -> list[ScheduledReq]:  # Any: an iterable
-        reqs = list(waiting)
-        for req in reqs:
-            cache.lock(cache.match_prefix(req.token_ids).handle)
-        return reqs

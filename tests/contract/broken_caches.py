@@ -134,6 +134,24 @@ class LeaksALock(UncheckedCache):
         super().unlock(handle)
 
 
+class UnlocksAnything(UncheckedCache):
+    """Takes no notice of an unlock that nobody's lock was before."""
+
+    def unlock(self, handle: CacheHandle) -> None:
+        assert isinstance(handle, RadixHandle)
+        if handle.num_locks:
+            super().unlock(handle)
+
+
+class LocksWhatIsGone(UncheckedCache):
+    """Takes no notice of a lock that comes too late."""
+
+    def lock(self, handle: CacheHandle) -> None:
+        assert isinstance(handle, RadixHandle)
+        if handle.node.end == handle.cached_len:
+            super().lock(handle)
+
+
 class LosesLocksOnSplit(UncheckedCache):
     """The head of a locked node that is split starts unlocked."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from minisgl.distributed.contract import AllReduceAddNorm, CommConfig
 from minisgl.distributed.torch_comm import TorchCommunicator
+from minisgl.errors import CommError
 
 
 class KeepsItsPart(TorchCommunicator):
@@ -67,3 +70,34 @@ class FusesWithoutTheResidual(TorchCommunicator):
         total = self.all_reduce(x)
         normed = torch.nn.functional.rms_norm(total, (total.shape[-1],), weight, eps)
         return normed, total + residual
+
+
+class CarriesOnAlone(TorchCommunicator):
+    """Takes its own part for the sum when nobody else is there."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            return super().all_reduce(tensor)
+        except CommError:
+            return tensor
+
+
+class SaysItInOtherWords(TorchCommunicator):
+    """Raises an error that no caller knows."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            return super().all_reduce(tensor)
+        except CommError as error:
+            raise ConnectionError(str(error)) from error
+
+
+class WaitsForTheDead(TorchCommunicator):
+    """Does not see that nobody will send anything any more."""
+
+    def broadcast_bytes(self, payload: bytes | None) -> bytes:
+        try:
+            return super().broadcast_bytes(payload)
+        except CommError:
+            threading.Event().wait()
+            raise

@@ -22,6 +22,8 @@ FAULTS: list[tuple[type[PrefixCache], str]] = [
     (broken.ComparesTheFirstTokenOfEachPage, "finds the longest known prefix in whole pages"),
     (broken.CountsTokensOfHalfPages, "handle.cached_len is the tokens of the returned pages"),
     (broken.LeaksALock, "sizes() counts the pages under a lock as protected"),
+    (broken.UnlocksAnything, "unlock refuses a handle that is not locked"),
+    (broken.LocksWhatIsGone, "lock refuses a handle whose prefix was evicted"),
     (broken.LosesLocksOnSplit, "evict never gives up a page of a locked prefix"),
     (broken.TakesWhatItKnew, "num_known_pages counts the leading pages"),
     (broken.OwnsOnePageTwice, "each once"),

@@ -78,6 +78,8 @@ def test_a_backend_that_is_not_installed_is_tested_by_its_path(tmp_path: Path) -
         "from minisgl.kvcache.naive import NaiveCache\n\n\nclass Mine(NaiveCache):\n    pass\n"
     )
     args = ("--backend", "cache:mine:Mine", "-k", "page4")
-    run = run_suites(tmp_path, *args)
+    # By the command itself: `python -m` would put this folder in front of what can be imported.
+    pytest_command = [str(Path(sys.executable).with_name("pytest")), "--pyargs", "minisgl.testing"]
+    run = subprocess.run([*pytest_command, *args], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "cache:mine:Mine" in run.stdout

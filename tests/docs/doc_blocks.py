@@ -56,7 +56,7 @@ class Block:
 
     @property
     def suite(self) -> str:
-        """``KIND:CLASS[ without TESTS]`` where the block has to conform; else empty."""
+        """``KIND:CLASS`` where the block has to conform; else empty."""
         return self.note.removeprefix("suite: ") if self.note.startswith("suite: ") else ""
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Callable
@@ -20,10 +21,15 @@ from tests.docs.doc_blocks import (
     blocks,
     commands,
     inline_commands,
+    written_part,
 )
 from tests.docs.doc_commands import Shell, clean_environment, subcommand
+from tests.packaging.workspace import ROOT, relative
 
 LANGUAGES = {"bash", "json", "python", "text", "toml", "yaml"}
+NO_DOCUMENTS = {"build", "changelog.d", "dist", "site"}
+RECORDS = "benchmarks/results/"
+FENCE = re.compile(r"^[ \t>]*(?:`{3,}|~{3,})", re.MULTILINE)
 PLACEHOLDERS = {"KIND", "NAME", "MODEL", "SUBCOMMAND", "FILE"}
 
 every_document = pytest.mark.parametrize("document", DOCUMENTS)
@@ -38,6 +44,22 @@ def shell(
 ) -> Shell:
     clean_environment(monkeypatch)
     return Shell(tmp_path, documented_model, server_url)
+
+
+def test_every_document_is_read() -> None:
+    """Records of what was done, and what goes into the changelog, tell nobody what to do."""
+    found = set(ROOT.glob("*.md"))
+    for folder in ROOT.iterdir():
+        if folder.is_dir() and not folder.name.startswith(".") and folder.name not in NO_DOCUMENTS:
+            found |= {path for path in folder.rglob("*.md") if ".venv" not in path.parts}
+    unread = {relative(path) for path in found} - set(DOCUMENTS) - {"CHANGELOG.md"}
+    assert sorted(each for each in unread if not each.startswith(RECORDS)) == []
+
+
+@every_document
+def test_no_fence_is_overlooked(document: str) -> None:
+    text = written_part(document)
+    assert len(FENCE.findall(text)) == 2 * len(blocks(document)), "a fence begins its line"
 
 
 @every_document

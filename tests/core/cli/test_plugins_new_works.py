@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -22,8 +24,12 @@ from tests.core.cli.new_plugins import (
     type_complaints,
     write_plugin,
 )
+from tests.docs.doc_blocks import blocks, commands
+from tests.docs.doc_commands import URL, Shell, check_arguments, clean_environment
 from tests.packaging.test_import_rules import is_public
 from tests.server.server_process import ServerProcess
+
+pytestmark = pytest.mark.timeout(1800)  # fixtures run the suites of all kinds
 
 every_kind = pytest.mark.parametrize("kind", PLUGIN_KINDS)
 SUITES = [kind for kind, each in PLUGIN_KINDS.items() if each.has_suite]
@@ -88,6 +94,59 @@ def test_it_imports_public_modules_alone(written: dict[str, Path], kind: str) ->
     core = {name for name in found if name.split(".")[0] == "minisgl"}
     assert core, "it imports the core"
     assert {name for name in core if not is_public(name)} == set()
+
+
+class ReadmeShell(Shell):
+    """Checks the commands of a plugin's README; other tests run its tools and ask its server."""
+
+    def _run_minisgl(self, words: list[str], given: str) -> str:
+        if words[0] == "plugins":
+            return super()._run_minisgl(words, given)
+        check_arguments(words, set())
+        return ""
+
+    def _run_pip(self, words: list[str], given: str) -> str:
+        if "--group" in words:
+            project = tomllib.loads((self.folder / "pyproject.toml").read_text())
+            assert words[words.index("--group") + 1] in project["dependency-groups"]
+        return super()._run_pip(words, given)
+
+    def _run_curl(self, words: list[str], given: str) -> str:
+        assert words == [f"{URL}/{NAMES['routes']}"]
+        return ""
+
+    def _run_ruff(self, words: list[str], given: str) -> str:
+        assert words == ["check", "."]
+        return ""
+
+    def _run_mypy(self, words: list[str], given: str) -> str:
+        assert words == []
+        return ""
+
+
+@pytest.fixture
+def seen_in_this_process(target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets this process import what was installed, and forgets it afterwards."""
+    before = set(sys.modules)
+    clean_environment(monkeypatch)
+    monkeypatch.syspath_prepend(str(target))
+    yield
+    packages = {path.name for path in target.iterdir()}
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in packages:
+            del sys.modules[name]
+
+
+@every_kind
+@pytest.mark.usefixtures("seen_in_this_process")
+def test_the_commands_of_its_readme_are_right(written: dict[str, Path], kind: str) -> None:
+    folder = written[kind]
+    shell = ReadmeShell(folder, folder, server_url=lambda: URL)
+    found = [each for each in blocks(str(folder / "README.md")) if each.language == "bash"]
+    assert len(found) >= 3, "how to install, to use and to develop it"
+    for block in found:
+        for command in commands(block.text):
+            shell.run(command)
 
 
 def test_all_of_them_are_strictly_typed(written: dict[str, Path], tmp_path: Path) -> None:

@@ -167,6 +167,22 @@ def test_settings_that_no_replay_has_are_refused(
     assert message in capsys.readouterr().err
 
 
+def test_what_several_ranks_did_is_replayed_by_one(
+    trace: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head, *events = trace.read_text().splitlines(keepends=True)
+    header = json.loads(head)
+    header["settings"]["tp"] = 2
+    by_two = tmp_path / "by_two.jsonl"
+    by_two.write_text(json.dumps(header) + "\n" + "".join(events))
+    assert main(["replay", str(by_two)]) == 0
+    assert capsys.readouterr().out.startswith("no difference")
+    assert "was recorded with 2 ranks and is replayed with one" in caplog.text
+
+
 def test_a_recording_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.touch()

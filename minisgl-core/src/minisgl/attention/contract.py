@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl.errors import PluginError
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -64,9 +66,13 @@ class AttentionConfig:
 class AttentionBackend(ABC):
     """Causal attention of a batch over the paged KV pool.
 
-    ``factory(config: AttentionConfig) -> AttentionBackend``. All calls come from one thread, on
-    the engine's stream. A backend that stages host data in pinned buffers waits on an event of its
-    own before it writes to one again: under overlap the host runs one step ahead of the device.
+    ``factory(config: AttentionConfig) -> AttentionBackend``. It is asked for nothing that its
+    capabilities or its probe rule out. Whatever else it cannot serve, the factory refuses with a
+    `MinisglError` that says what would do; what it has taken, it computes right.
+
+    All calls come from one thread, on the engine's stream. A backend that stages host data in
+    pinned buffers waits on an event of its own before it writes to one again: under overlap the
+    host runs one step ahead of the device.
     """
 
     @abstractmethod
@@ -100,7 +106,7 @@ class AttentionBackend(ABC):
 
         Called once before the first capture, only when ``has_graph_capture``.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not capture graphs")
+        raise _cannot_capture(self)
 
     def prepare_for_capture(self, batch: Batch) -> None:
         """Like `prepare_metadata` for a decode batch whose ``forward`` will now be captured.
@@ -108,11 +114,18 @@ class AttentionBackend(ABC):
         The batch's device tensors are the fixed buffers that every replay reads. The metadata left
         here is what the graph keeps, so whatever varies must live in fixed buffers.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not capture graphs")
+        raise _cannot_capture(self)
 
     def prepare_for_replay(self, batch: Batch) -> None:
         """Bring the fixed buffers up to date before a graph of ``batch.padded_size`` is replayed.
 
         Called instead of `prepare_metadata`. Device tensors of the batch are the fixed buffers.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not capture graphs")
+        raise _cannot_capture(self)
+
+
+def _cannot_capture(backend: AttentionBackend) -> PluginError:
+    return PluginError(
+        f"{type(backend).__name__} does not capture graphs, and its spec does not say so: it needs "
+        "Capabilities(has_graph_capture=False)"
+    )

@@ -62,6 +62,14 @@ def recorded_settings(
             rule = "has one rank" if name in _OF_ONE_RANK else "is not recorded"
             raise SettingsError(f"{given[name].origin}: a replay {rule}")
         merged[name] = Given(tree.by_path[name].default, f"{path}: {name}")
+    num_ranks = header.settings.get("tp", 1)
+    if num_ranks != 1:
+        logger.warning(
+            "%s: was recorded with %s ranks and is replayed with one, which rounds its sums "
+            "otherwise: tokens may differ, decisions do not",
+            path,
+            num_ranks,
+        )
     if "page_size" in given and "num_pages" not in given:
         merged["num_pages"] = _scaled_pages(header, given["page_size"], path)
     return {**merged, **given}

@@ -5,6 +5,7 @@ It is loaded by naming `minisgl.testing` on the command line, or with ``-p minis
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if find_spec("hypothesis") is None:
         raise pytest.UsageError("the conformance suites need hypothesis: minisgl-core[testing]")
+    # A backend that is not installed yet may be a file where pytest is run. At the end, so that
+    # nothing there hides what is installed.
+    here = str(config.invocation_params.dir)
+    if here not in sys.path:
+        sys.path.append(here)
+        config.add_cleanup(lambda: sys.path.remove(here))
     try:
         selector = BackendSelector(config.getoption("--backend-device"))
         selected = selector.select(config.getoption("--backend"))

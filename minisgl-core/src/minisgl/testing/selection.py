@@ -37,6 +37,7 @@ class TestedBackend:
         factory: Builds it from the config of its kind.
         is_installed: Whether it was found by name; only then is its probe asked.
         machine: Where it is tested.
+        is_bare: Whether no spec says what it can do; what it overrides says whether it captures.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class TestedBackend:
     factory: Callable[[Any], Any]  # Any: the config and interface depend on the kind
     is_installed: bool
     machine: Machine
+    is_bare: bool = False
 
     __test__ = False  # the name makes pytest take it for a test
 
@@ -184,7 +186,8 @@ class BackendSelector:
     def _by_path(self, kind: str, path: str) -> TestedBackend:
         """Import a spec or a factory that need not be installed."""
         found = _import_path(kind, path)
-        spec = found if isinstance(found, BackendSpec) else BackendSpec(PLUGIN_API, factory=path)
+        is_bare = not isinstance(found, BackendSpec)
+        spec = BackendSpec(PLUGIN_API, factory=path) if is_bare else found
         factory = _import_path(kind, spec.factory)
         return TestedBackend(
             kind=kind,
@@ -194,6 +197,7 @@ class BackendSelector:
             factory=call_with_engine(factory) if kind == HOOK_KIND else factory,
             is_installed=False,
             machine=self.machine,
+            is_bare=is_bare,
         )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from minisgl.attention.contract import AttentionBackend
 from minisgl.core import Batch
+from minisgl.errors import MinisglError
 from minisgl.testing.attention_case import AttentionCase, AttentionShape
 from minisgl.testing.captured_step import CapturedStep
 from minisgl.testing.paged_batches import Step, newest
@@ -25,6 +26,18 @@ from minisgl.testing.together import run_together
 DTYPES = ("float32", "float16", "bfloat16")
 PAGE_SIZES = (1, 2, 16, 64, 128, 256)
 HEADS = ((4, 4), (4, 2), (6, 2), (7, 1), (8, 1), (16, 2))
+
+# What no model may have, or one of tomorrow; page sizes that are no powers of two.
+UNUSUAL: tuple[dict[str, int], ...] = (
+    {"head_dim": 8},
+    {"head_dim": 72},
+    {"head_dim": 192},
+    {"head_dim": 512},
+    {"page_size": 3},
+    {"page_size": 48},
+    {"num_qo_heads": 5, "num_kv_heads": 5},
+    {"num_qo_heads": 33, "num_kv_heads": 1},
+)
 
 # Whole prompts, one token, chunks behind a cached prefix that ends inside or at the end of a page.
 PREFILL = (
@@ -120,7 +133,10 @@ def compare(
     assert out.shape == q.shape, "forward returns [num_tokens, num_qo_heads, head_dim]"
     assert out.is_contiguous(), "forward returns a contiguous tensor"
     expected = case.expected(q, batch, layer_id)
-    rule = f"{batch.phase}: forward gives causal attention over the request's own pages"
+    rule = (
+        f"{batch.phase}: forward gives causal attention over the request's own pages, with the "
+        f"scale and window of layer {layer_id}"
+    )
     assert_close(out[: len(expected)], expected, case.shape.dtype, rule, "attention")
     assert out.isfinite().all(), "rows of padding hold finite numbers"
 
@@ -151,6 +167,22 @@ def test_heads_share_keys_and_values(
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
 def test_head_dimensions(backend: TestedBackend, head_dim: int) -> None:
     check_phases(backend, make(backend, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("shape", UNUSUAL, ids=lambda shape: "-".join(map(str, shape.values())))
+def test_an_unusual_shape_is_served_or_refused(
+    backend: TestedBackend, shape: dict[str, int]
+) -> None:
+    try:
+        made = make(backend, **shape)
+    except MinisglError:
+        return
+    except Exception as error:
+        raise AssertionError(
+            "what capabilities and probe do not rule out, a backend serves, or its constructor "
+            f"refuses it with a MinisglError; it raised {error!r}"
+        ) from error
+    check_phases(backend, made)
 
 
 def check_phases(backend: TestedBackend, made: Case) -> None:
@@ -252,10 +284,9 @@ def test_a_request_that_got_new_pages_is_read_from_them(backend: TestedBackend) 
 @pytest.mark.parametrize("is_windowed", [False, True])
 def test_a_captured_decode_step_can_be_replayed(backend: TestedBackend, is_windowed: bool) -> None:
     need_phase(backend, "decode")
-    if not backend.capabilities.has_graph_capture:
-        pytest.skip("does not capture graphs")
     windows = (-1, 30) if is_windowed else (-1,)
     attention, case = make(backend, windows=windows)
+    need_capture(backend, attention)
     layer_id = len(windows) - 1
     attention.init_graph(8)
     graphs = {size: capture(attention, case, size, layer_id) for size in (8, 4, 1)}
@@ -277,6 +308,18 @@ def test_a_captured_decode_step_can_be_replayed(backend: TestedBackend, is_windo
         q.copy_(new_q)
         attention.prepare_for_replay(batch)
         compare(graph.replay(), new_q, case, batch, layer_id)
+
+
+def need_capture(backend: TestedBackend, attention: AttentionBackend) -> None:
+    """Skip what says that it is not captured; without a spec, what does not override the calls."""
+    overrides = type(attention).prepare_for_capture is not AttentionBackend.prepare_for_capture
+    can = overrides if backend.is_bare else backend.capabilities.has_graph_capture
+    if not can:
+        pytest.skip("does not capture graphs")
+    assert overrides, (
+        "a backend that can be captured has prepare_for_capture; the spec of any other says "
+        "Capabilities(has_graph_capture=False)"
+    )
 
 
 def capture(

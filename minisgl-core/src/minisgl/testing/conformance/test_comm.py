@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from minisgl.testing.comm_loss import RAISED, LossTask, run_until_alone
 from minisgl.testing.comm_worker import RankTask, make_communicator, run_rank, use_collectives
 from minisgl.testing.selection import TestedBackend
 
 BASE = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+NOTICE_S = 15.0
+"""How soon after a rank's death each call of the others has to end."""
 
 
 def test_a_group_of_one_needs_no_rendezvous(backend: TestedBackend) -> None:
@@ -30,8 +39,7 @@ def test_a_group_of_one_needs_no_rendezvous(backend: TestedBackend) -> None:
 
 @pytest.mark.parametrize("size", [2])
 def test_ranks_agree(backend: TestedBackend, size: int, tmp_path: Path) -> None:
-    if backend.machine.device == "cuda" and torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} GPUs")
+    need_devices(backend, size)
     found = run_ranks(backend, size, tmp_path)
     total = sum(range(size)) * 100
     for rank in range(size):
@@ -58,21 +66,79 @@ def test_ranks_agree(backend: TestedBackend, size: int, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("dying", "calls"),
+    [
+        (1, ("all_reduce", "all_gather", "min_int", "broadcast_bytes")),
+        # Nothing limits how long a rank waits for a message of rank 0, so it has to be told.
+        (0, ("broadcast_bytes", "min_int", "all_gather", "all_reduce")),
+    ],
+    ids=["in_a_sum", "waiting_for_a_message"],
+)
+def test_a_rank_that_is_left_alone_is_told(
+    backend: TestedBackend, dying: int, calls: tuple[str, ...], tmp_path: Path
+) -> None:
+    need_devices(backend, 2)
+    tasks = [LossTask(task, dying, calls) for task in rank_tasks(backend, 2, tmp_path)]
+    with running(run_until_alone, tasks) as (processes, answers):
+        processes[dying].join(timeout=120)
+        for name in calls:
+            answer = next_answer(answers, name)
+            assert answer == RAISED, (
+                f"{name} raises CommError when another rank is gone, or raise_if_broken does "
+                f"after it; it {answer}"
+            )
+        next_answer(answers, "shutdown")
+        processes[1 - dying].join(timeout=60)
+        assert processes[1 - dying].exitcode == 0, "a rank that was left alone ends cleanly"
+
+
+def next_answer(answers: Queue[tuple[str, str]], name: str) -> str:
+    """Return how a call of the rank that is left has ended."""
+    try:
+        found, answer = answers.get(timeout=NOTICE_S)
+    except queue.Empty:
+        return f"had not ended {NOTICE_S:g} seconds later"
+    assert found == name, f"{found}:\n{answer}"
+    return answer
+
+
+def need_devices(backend: TestedBackend, size: int) -> None:
+    if backend.machine.device == "cuda" and torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+
+
+def rank_tasks(backend: TestedBackend, size: int, folder: Path) -> list[RankTask]:
+    meet = f"file://{folder}/meet"
+    return [
+        RankTask(backend.spec.factory, rank, size, backend.machine.device, meet)
+        for rank in range(size)
+    ]
+
+
+@contextmanager
+def running(
+    target: Callable[..., None], tasks: Sequence[object]
+) -> Iterator[tuple[list[BaseProcess], Queue[Any]]]:  # Any: each target has its own answers
+    """Run one process per task, until nobody needs them any more."""
+    spawn = multiprocessing.get_context("spawn")  # what has used CUDA cannot be forked
+    answers = spawn.Queue()
+    processes = [spawn.Process(target=target, args=(task, answers)) for task in tasks]
+    for process in processes:
+        process.start()
+    try:
+        yield list(processes), answers
+    finally:
+        for process in processes:
+            process.kill()
+
+
 def run_ranks(
     backend: TestedBackend, size: int, folder: Path
 ) -> dict[int, dict[str, Any]]:  # Any: plain data, as in the worker
     """Run one process per rank and collect what each found."""
-    spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
-    tasks = [
-        RankTask(backend.spec.factory, rank, size, backend.machine.device, f"file://{folder}/meet")
-        for rank in range(size)
-    ]
-    processes = [spawn.Process(target=run_rank, args=(task, results)) for task in tasks]
-    for process in processes:
-        process.start()
     found: dict[int, dict[str, Any]] = {}
-    try:
+    with running(run_rank, rank_tasks(backend, size, folder)) as (processes, results):
         while len(found) < size:
             rank, answer = results.get(timeout=120)
             # The other ranks may wait for this one for ever, so look at it first.
@@ -81,7 +147,4 @@ def run_ranks(
         for process in processes:
             process.join(timeout=60)
             assert process.exitcode == 0, "a process that left the group ends cleanly"
-    finally:
-        for process in processes:
-            process.kill()
     return found
