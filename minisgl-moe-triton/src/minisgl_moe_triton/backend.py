@@ -10,6 +10,7 @@ from minisgl_moe_triton.launch import Launcher, LayerInputs
 from minisgl_moe_triton.plan import LayerShape, Step
 from minisgl_moe_triton.settings import FusedSettings
 from minisgl_moe_triton.tables import find_steps
+from minisgl_moe_triton.triton_jit import turn_to_launch
 from minisgl_moe_triton.workspace import Workspace
 
 
@@ -36,6 +37,7 @@ class FusedMoEBackend(MoEBackend):
         self._chunk_tokens = min(settings.chunk_tokens, max(1, config.max_num_tokens))
         workspace = Workspace(shape, self._steps, self._chunk_tokens, config.device)
         has_overlap = settings.launch_overlap == "auto" and sm is not None and sm >= 90
+        self._turn = turn_to_launch(is_interpreted=sm is None)
         self._launcher = Launcher(shape, config.is_renormalized, workspace, has_overlap)
 
     def forward(
@@ -52,10 +54,11 @@ class FusedMoEBackend(MoEBackend):
         x, logits = hidden_states.contiguous(), router_logits.contiguous()
         weights = gate_up_weight.contiguous(), down_weight.contiguous()
         out = torch.empty_like(x)
-        for start in range(0, len(x), self._chunk_tokens):
-            part = slice(start, start + self._chunk_tokens)
-            inputs = LayerInputs(x[part], logits[part], *weights)
-            self._launcher.run(inputs, self._step_for(len(inputs.hidden_states)), out[part])
+        with self._turn:
+            for start in range(0, len(x), self._chunk_tokens):
+                part = slice(start, start + self._chunk_tokens)
+                inputs = LayerInputs(x[part], logits[part], *weights)
+                self._launcher.run(inputs, self._step_for(len(inputs.hidden_states)), out[part])
         return out
 
     def _step_for(self, num_tokens: int) -> Step:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import triton
+
+# Triton's interpreter keeps in a global which program of a grid it is at.
+_interpreter_lock = threading.Lock()
 
 
 class Kernel(Protocol):
@@ -22,3 +27,8 @@ def jit(function: Callable[..., object]) -> Kernel:
     """Compile a kernel at its first call, or interpret it where ``TRITON_INTERPRET=1``."""
     kernel: Kernel = triton.jit(function)
     return kernel
+
+
+def turn_to_launch(is_interpreted: bool) -> AbstractContextManager[object]:
+    """Return what to launch kernels within: the interpreter serves one thread at a time."""
+    return _interpreter_lock if is_interpreted else nullcontext()
