@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -26,8 +28,8 @@ class ServerProcess:
     def __init__(self, model: Path | str, folder: Path, *flags: str, **env: str) -> None:
         self._log_path = folder / "server.log"
         self._log: IO[bytes] = self._log_path.open("wb")
-        self.sockets = folder / "tmp"
-        self.sockets.mkdir(exist_ok=True)
+        # Not in `folder`: where a path is too long for a socket, another place is taken.
+        self.sockets = Path(tempfile.mkdtemp(prefix="minisgl_test_", dir="/tmp"))
         port = [] if any(flag.startswith(("--port", "--uds")) for flag in flags) else ["--port=0"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minisgl", "serve", str(model), *port, *flags],
@@ -114,6 +116,8 @@ class ServerProcess:
             if is_running(each):
                 each.kill()
         self._log.close()
+        with suppress(OSError):  # what was left is for `leftovers` to find
+            self.sockets.rmdir()
 
 
 def is_running(process: psutil.Process) -> bool:

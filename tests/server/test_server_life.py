@@ -162,15 +162,20 @@ def test_a_taken_port_is_seen_before_anything_is_loaded(tiny_model: Path, tmp_pa
             assert "scheduler" not in server.log
 
 
-def test_a_long_tmpdir_and_stale_folders_do_no_harm(tiny_model: Path, tmp_path: Path) -> None:
-    stale = tmp_path / "tmp" / f"minisgl-{os.getuid()}-stale123"
-    stale.mkdir(parents=True)
+def test_what_a_killed_server_left_is_removed(
+    tiny_model: Path, tmp_path: Path, short_tmp: Path
+) -> None:
+    stale = short_tmp / f"minisgl-{os.getuid()}-stale123"
+    stale.mkdir()
     (stale / "lock").touch()
     (stale / "scheduler").touch()
-    with ServerProcess(tiny_model, tmp_path) as server:
+    with ServerProcess(tiny_model, tmp_path, TMPDIR=str(short_tmp)) as server:
         server.wait_until_ready()
         assert not stale.exists()
         assert server.end() == 0
+
+
+def test_a_long_tmpdir_does_no_harm(tiny_model: Path, tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     with ServerProcess(tiny_model, tmp_path, TMPDIR=str(long)) as server:
@@ -179,13 +184,13 @@ def test_a_long_tmpdir_and_stale_folders_do_no_harm(tiny_model: Path, tmp_path: 
         assert server.end() == 0
 
 
-def test_four_servers_share_a_machine(tiny_model: Path, tmp_path: Path) -> None:
+def test_four_servers_share_a_machine(tiny_model: Path, tmp_path: Path, short_tmp: Path) -> None:
     folders = [tmp_path / name for name in "abcd"]
     with ExitStack() as stack:
         servers = []
         for folder in folders:
             folder.mkdir()
-            process = ServerProcess(tiny_model, folder, TMPDIR=str(tmp_path))
+            process = ServerProcess(tiny_model, folder, TMPDIR=str(short_tmp))
             servers.append(stack.enter_context(process))
         for server in servers:
             server.wait_until_ready()
@@ -199,10 +204,10 @@ def test_four_servers_share_a_machine(tiny_model: Path, tmp_path: Path) -> None:
             assert http.get("/health").status_code == 200
         assert [server.end() for server in servers[1:]] == [0, 0, 0]
         # What the killed one left is its folder; the next start takes it away.
-        with ServerProcess(tiny_model, folders[0], TMPDIR=str(tmp_path)) as next_server:
+        with ServerProcess(tiny_model, folders[0], TMPDIR=str(short_tmp)) as next_server:
             next_server.wait_until_ready()
             assert next_server.end() == 0
-    assert list(tmp_path.glob("minisgl-*")) == []
+    assert list(short_tmp.glob("minisgl-*")) == []
 
 
 def test_a_signal_that_comes_before_the_workers_leaves_nothing(

@@ -209,14 +209,16 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_flag(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_ranks_die_with_a_parent_that_is_killed(folder: Path, tmp_path: Path) -> None:
-    with start_script(SCRIPT + 'if __name__ == "__main__":\n    main()\n', folder, tmp_path) as run:
+def test_ranks_die_with_a_parent_that_is_killed(folder: Path, short_tmp: Path) -> None:
+    with start_script(
+        SCRIPT + 'if __name__ == "__main__":\n    main()\n', folder, short_tmp
+    ) as run:
         assert run.stdout is not None
         pids = [int(pid) for pid in run.stdout.readline().split()]
         assert len(pids) == 1
         run.kill()
         assert_gone(pids)
-    assert not list(tmp_path.glob("minisgl-*")), "the private folder is removed"
+    assert not list(short_tmp.glob("minisgl-*")), "the private folder is removed"
 
 
 @pytest.mark.slow
