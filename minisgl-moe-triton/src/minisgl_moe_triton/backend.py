@@ -37,7 +37,7 @@ class FusedMoEBackend(MoEBackend):
         self._chunk_tokens = min(settings.chunk_tokens, max(1, config.max_num_tokens))
         workspace = Workspace(shape, self._steps, self._chunk_tokens, config.device)
         has_overlap = settings.launch_overlap == "auto" and sm is not None and sm >= 90
-        self._turn = turn_to_launch(is_interpreted=sm is None)
+        self._turn = turn_to_launch()
         self._launcher = Launcher(shape, config.is_renormalized, workspace, has_overlap)
 
     def forward(

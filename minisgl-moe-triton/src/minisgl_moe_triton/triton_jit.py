@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import triton
 
+from minisgl_moe_triton.settings import is_interpreted
+
 # Triton's interpreter keeps in a global which program of a grid it is at.
 _interpreter_lock = threading.Lock()
 
@@ -29,6 +31,6 @@ def jit(function: Callable[..., object]) -> Kernel:
     return kernel
 
 
-def turn_to_launch(is_interpreted: bool) -> AbstractContextManager[object]:
+def turn_to_launch() -> AbstractContextManager[object]:
     """Return what to launch kernels within: the interpreter serves one thread at a time."""
-    return _interpreter_lock if is_interpreted else nullcontext()
+    return _interpreter_lock if is_interpreted() else nullcontext()
