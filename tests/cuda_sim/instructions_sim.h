@@ -272,6 +272,7 @@ inline float from_f16(u16 bits) {
 #define gridDim (sim::device.grid)
 
 inline void __syncthreads() { sim::barrier(); }
+inline void __syncwarp() { sim::exchange(0); }
 
 template <typename T>
 inline T __shfl_sync(u32, T value, int lane) {

@@ -13,9 +13,8 @@
 //
 // Scores are keys times queries and the result is values (turned) times weights, so that the query
 // heads of a KV head, up to 8, are the 8 columns of an mma. As in linear.cu a lane reads 16 bytes
-// of a key and calls them the inputs of its slots, and everybody reads back only what he copied
-// himself: no barrier and no ldmatrix. Values need neighbouring keys in one register; two
-// permutations of bytes make them, from pieces of two keys that one lane has.
+// of a key and calls them the inputs of its slots. Values need neighbouring keys in one register;
+// two permutations of bytes make them, from pieces of two keys that one lane has.
 #include "attention_tile.cuh"
 
 // Everything the step consists of; the same for all blocks.
@@ -166,23 +165,20 @@ INLINE void enqueue(uint4* slot, const Step& s, const Table& table, const Place&
         return WHICH == ALL || (tile.first + key == tile.len - 1) == (WHICH == NEWEST);
     };
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int key = key_of_row(i);
+    for (int i = 0; i < Rows<D>::COUNT; i++) {
+        int key = Rows<D>::key(i);
         u32 from = __shfl_sync(FULL_WARP, place, key);
-        if (is_wanted(key)) copy_key<D>(slot, i, s.k, from, tile.first + key < tile.len);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int key = key_of_column(i);
-        u32 from = __shfl_sync(FULL_WARP, place, key);
-        if (is_wanted(key)) copy_value<D>(slot, i, s.v, from, tile.first + key < tile.len);
+        if (is_wanted(key))
+            Rows<D>::copy(slot, i, s.k, s.v, from, tile.first + key < tile.len);
     }
 }
 
+// Wait for the oldest tile of a queue that is full.
 INLINE void wait_for_tile(int depth) {
     if (depth == 2) copies_pending<1>();
     else if (depth == 3) copies_pending<2>();
     else copies_pending<3>();
+    __syncwarp();  // lanes read what others have copied
 }
 
 template <int D>
@@ -284,6 +280,7 @@ INLINE void complete_queue(uint4* queue, const Step& s, const Table& table, cons
     }
     end_copy_group();
     copies_pending<0>();
+    __syncwarp();
 }
 
 template <int D, int WARPS>

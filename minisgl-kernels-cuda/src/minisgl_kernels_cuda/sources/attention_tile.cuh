@@ -69,25 +69,38 @@ INLINE int key_of_column(int i) {
     return PIECE == 8 ? 2 * t + i % 2 + i / 2 * 8 : t + 4 * i;
 }
 
-// Copy this lane's pieces of its i-th key, and of its i-th value; `from` counts pieces.
+// Where a piece of a key or value lies in a tile's slot. Pieces of a row change places so that
+// lanes that read at the same time meet different banks.
 template <int D>
-INLINE void copy_key(uint4* slot, int i, const scalar* pool, u32 from, bool is_there) {
-    constexpr int PIECES = D / PIECE / 4;
-    int lane = threadIdx.x % 32;
-    const uint4* first = reinterpret_cast<const uint4*>(pool) + (from + lane % 4);
-#pragma unroll
-    for (int p = 0; p < PIECES; p++)
-        copy_async(slot + (i * PIECES + p) * 32 + lane, first + p * 4, is_there);
+INLINE int key_place(int key, int piece) {
+    return key * (D / PIECE) + (piece ^ key % 2 * 4);
 }
 template <int D>
-INLINE void copy_value(uint4* slot, int i, const scalar* pool, u32 from, bool is_there) {
-    constexpr int PIECES = D / PIECE / 8;
-    int lane = threadIdx.x % 32;
-    const uint4* first = reinterpret_cast<const uint4*>(pool) + (from + lane / 4);
-#pragma unroll
-    for (int p = 0; p < PIECES; p++)
-        copy_async(slot + ((4 + i) * PIECES + p) * 32 + lane, first + p * 8, is_there);
+INLINE int value_place(int key, int piece) {
+    int column = PIECE == 8 ? key / 2 % 4 : key % 4;  // lane % 4 of those who read it
+    return (KEYS + key) * (D / PIECE) + (piece ^ column * 2);
 }
+
+// How a warp copies a tile: neighbouring lanes take neighbouring pieces, whole rows of memory at a
+// time. Requests for less than a row each (64 bytes of 8 keys, say) cost a third of the bandwidth.
+template <int D>
+struct Rows {
+    static constexpr int LANES = D / PIECE < 32 ? D / PIECE : 32;  // that share a row
+    static constexpr int AT_ONCE = 32 / LANES;
+    static constexpr int COUNT = KEYS / AT_ONCE;
+    static INLINE int key(int i) { return i * AT_ONCE + threadIdx.x % 32 / LANES; }
+
+    // Start copying this lane's piece of its i-th key and value; `from` counts pieces.
+    static INLINE void copy(uint4* slot, int i, const scalar* keys, const scalar* values, u32 from,
+                            bool is_there) {
+        int piece = threadIdx.x % LANES;
+        from += piece;
+        copy_async(slot + key_place<D>(key(i), piece), reinterpret_cast<const uint4*>(keys) + from,
+                   is_there);
+        copy_async(slot + value_place<D>(key(i), piece),
+                   reinterpret_cast<const uint4*>(values) + from, is_there);
+    }
+};
 
 // The right matrix of the scores: a lane has pieces of head g.
 template <int D>
@@ -234,15 +247,16 @@ struct Weights {
 };
 
 // Element e of a lane's values of its keys, as words of the left matrix.
-template <int PIECES>
+template <int D>
 struct Values {
+    static constexpr int PIECES = D / PIECE / 8;
     uint4 pieces[4][PIECES];
-    INLINE explicit Values(const uint4* from) {
+    INLINE explicit Values(const uint4* slot) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int p = 0; p < PIECES; p++)
-                pieces[i][p] = from[(i * PIECES + p) * 32 + threadIdx.x % 32];
+                pieces[i][p] = slot[value_place<D>(key_of_column(i), threadIdx.x % 32 / 4 + p * 8)];
     }
     INLINE u32 word(int i, int index) const {
         const uint4& piece = pieces[i][index / 4];
@@ -257,8 +271,9 @@ struct Values {
     }
 };
 
-template <int TILES, int PIECES>
-INLINE void add_values(Sums<TILES>& sums, const Values<PIECES>& v, const Weights& w) {
+template <int D>
+INLINE void add_values(Sums<D / 16>& sums, const Values<D>& v, const Weights& w) {
+    constexpr int TILES = D / 16;
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
 #if MINISGL_DTYPE == MINISGL_F32
@@ -277,16 +292,17 @@ INLINE void add_values(Sums<TILES>& sums, const Values<PIECES>& v, const Weights
 template <int D>
 INLINE void attend(Sums<D / 16>& sums, const Queries<D>& q, const uint4* slot, int num_keys,
                    float scale) {
-    constexpr int PIECES = Queries<D>::PIECES;
-    int lane = threadIdx.x % 32;
+    int quarter = threadIdx.x % 4;
     float w[4] = {}, rest[4] = {};  // two chains of products, as each waits for the one before
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        uint4 upper = slot[p * 32 + lane], lower = slot[(PIECES + p) * 32 + lane];
+    for (int p = 0; p < Queries<D>::PIECES; p++) {
+        uint4 upper = slot[key_place<D>(key_of_row(0), p * 4 + quarter)];
+        uint4 lower = slot[key_place<D>(key_of_row(1), p * 4 + quarter)];
         multiply(w, upper.x, lower.x, upper.y, lower.y, q.pieces[p].x, q.pieces[p].y);
         multiply(rest, upper.z, lower.z, upper.w, lower.w, q.pieces[p].z, q.pieces[p].w);
     }
-    Values<PIECES / 2> v(slot + 2 * PIECES * 32);
+    Values<D> v(slot);
+    __syncwarp();  // the slot may be filled again
 #pragma unroll
     for (int i = 0; i < 4; i++)
         w[i] = key_of_row(i / 2) < num_keys ? (w[i] + rest[i]) * scale : -INFINITE;
