@@ -26,7 +26,7 @@ SHAPE = AttentionShape(
     num_qo_heads=16, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, device="cuda",
     max_seq_len=1024, max_reqs=17,
 )  # fmt: skip
-LAYOUTS = [(w, d, b) for w, b in ((2, 6), (4, 1), (4, 3), (8, 1)) for d in (2, 3, 4)]
+LAYOUTS = [(w, d, b) for w, b in ((4, 1), (4, 3), (8, 1)) for d in (2, 3, 4)]
 
 
 def make(case: AttentionCase, plan: AttentionPlan | None = None) -> DecodeAttention:

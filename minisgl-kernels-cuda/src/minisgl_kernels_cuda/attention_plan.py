@@ -20,6 +20,7 @@ _TABLE_BYTES = 12  # per request, behind the queue
 # little to read that what it costs to start one, and the room it takes from the kernels next to
 # it, counts for more.
 _FEW_PAIRS = 0.5
+_SOME_PAIRS = 1.0  # up to which two blocks are better than three
 _MIN_WARPS = 4
 
 
@@ -62,7 +63,9 @@ def choose_plan(num_pairs: int, num_sms: int) -> AttentionPlan:
     """
     if num_pairs <= _FEW_PAIRS * num_sms:
         return AttentionPlan(warps=8, depth=2, blocks_per_sm=1)
-    return AttentionPlan(warps=4, depth=3, blocks_per_sm=2)
+    if num_pairs <= _SOME_PAIRS * num_sms:
+        return AttentionPlan(warps=4, depth=2, blocks_per_sm=2)
+    return AttentionPlan(warps=4, depth=2, blocks_per_sm=3)
 
 
 def fit_plan(
