@@ -225,6 +225,21 @@ class TakesOneGeluForTheOther(BrokenKernels):
         return {"gelu_and_mul": super(BrokenKernels, self).ops()["gelu_tanh_and_mul"]}
 
 
+class LaunchesAnEmptyGrid(BrokenKernels):
+    """Has a block for each row, and the driver refuses a launch of none."""
+
+    def changed(self) -> dict[str, Callable[..., Any]]:
+        good = super(BrokenKernels, self).ops()["silu_and_mul"]
+
+        def silu_and_mul(x: Tensor) -> Tensor:
+            if not len(x):
+                raise RuntimeError("invalid configuration argument")
+            result: Tensor = good(x)
+            return result
+
+        return {"silu_and_mul": silu_and_mul}
+
+
 class LooksUpWhatOthersHave(BrokenKernels):
     """Takes the nearest row for one that another rank has."""
 
@@ -332,6 +347,22 @@ class RemembersTheRouter(TorchMoEBackend):
     ) -> Tensor:
         chosen = self._seen.setdefault(router_logits.data_ptr(), router_logits.clone())
         return super().forward(hidden_states, chosen, gate_up_weight, down_weight)
+
+
+class RoutesAtLeastOne(TorchMoEBackend):
+    """Pads the tokens to a whole block, and cuts nothing off where there are none."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        router_logits: Tensor,
+        gate_up_weight: Tensor,
+        down_weight: Tensor,
+    ) -> Tensor:
+        if not len(hidden_states):
+            hidden_states = hidden_states.new_zeros(1, hidden_states.shape[1])
+            router_logits = router_logits.new_zeros(1, router_logits.shape[1])
+        return super().forward(hidden_states, router_logits, gate_up_weight, down_weight)
 
 
 class SwapsGateAndUp(TorchMoEBackend):

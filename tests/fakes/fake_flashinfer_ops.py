@@ -108,6 +108,7 @@ def _gated(x: Tensor, out: Tensor | None, activation: Callable[[Tensor], Tensor]
     require(x.shape[-1] % 2 == 0, "the last dimension must be even")
     is_aligned = x.shape[-1] * x.element_size() % 32 == 0
     require(is_aligned, "the pointers must be multiple of 16 bytes")
+    require(x.numel() > 0, "Failed to launch kernel: invalid configuration argument", RuntimeError)
     gate, up = x.float().chunk(2, dim=-1)
     result = torch.empty(up.shape, dtype=x.dtype) if out is None else out
     require(result.shape == up.shape, "out has the wrong shape", AssertionError)
@@ -120,6 +121,7 @@ def _check_norm(x: Tensor, weight: Tensor) -> None:
     require(weight.dtype == x.dtype, "weight and input differ in dtype", RuntimeError)
     require(x.stride(-1) == 1, "the last dimension of input must be contiguous", RuntimeError)
     require(weight.shape == x.shape[-1:], "weight must be [hidden]", RuntimeError)
+    require(x.numel() > 0, "norm failed: invalid configuration argument", RuntimeError)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

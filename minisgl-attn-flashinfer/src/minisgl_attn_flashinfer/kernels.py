@@ -3,6 +3,8 @@
 There is no ``sample``: the contract wants a row's token to depend on its own seed and position
 alone, and FlashInfer mixes the row's index into its random stream, so the same seed in another
 slot of the batch would draw another token.
+
+FlashInfer launches a block for each row and fails where there are none, so it is not asked then.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ def can_run(found: Installation, module: str) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Norm the last dimension; see `minisgl.ops.contract.RMSNorm`."""
+    if not x.numel():
+        return torch.empty_like(x)
     if x.dim() in (2, 3):
         out: Tensor = rmsnorm(x, weight, eps)
         return out
@@ -72,7 +76,8 @@ def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Add and norm in place; see `minisgl.ops.contract.FusedAddRMSNorm`."""
-    fused_add_rmsnorm(x, residual, weight, eps)
+    if x.numel():
+        fused_add_rmsnorm(x, residual, weight, eps)
     return x, residual
 
 
@@ -106,7 +111,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def gated(kernel: _Op, activation: Callable[[Tensor], Tensor]) -> ActAndMul:
-    """Wrap an activation kernel; rows that it cannot load are computed in PyTorch.
+    """Wrap an activation kernel; what it cannot load or launch is computed in PyTorch.
 
     Args:
         kernel: FlashInfer's function.
@@ -114,7 +119,8 @@ def gated(kernel: _Op, activation: Callable[[Tensor], Tensor]) -> ActAndMul:
     """
 
     def act_and_mul(x: Tensor) -> Tensor:
-        if x.shape[-1] * x.element_size() % (2 * _ROW_BYTES) == 0 and x.is_contiguous():
+        has_whole_pieces = x.shape[-1] * x.element_size() % (2 * _ROW_BYTES) == 0
+        if has_whole_pieces and x.is_contiguous() and x.numel():
             out: Tensor = kernel(x)
             return out
         gate, up = x.chunk(2, dim=-1)

@@ -62,7 +62,8 @@ class MoEBackend(ABC):
         in a CUDA graph unless the backend's probe says otherwise.
 
         Args:
-            hidden_states: ``[num_tokens, hidden_size]``; not changed.
+            hidden_states: ``[num_tokens, hidden_size]``; not changed. The last layer has no token
+                in a chunk of a prompt that samples nothing.
             router_logits: ``[num_tokens, num_experts]``, of any float dtype.
             gate_up_weight: ``[num_experts, 2 * intermediate_size, hidden_size]``; rows of an
                 expert are its gate projection, then its up projection.

@@ -2,7 +2,9 @@
 
 A kernel set offers some of the ops for a device and dtype. ``--kernels cuda,fi,torch`` is a chain:
 each op comes from the first set that has it, and `KernelTable` is the flat result. Every op is a
-plain function; none synchronises with the host, and all can be captured in a CUDA graph.
+plain function; none synchronises with the host, and all can be captured in a CUDA graph. Norms,
+activations and products may be given no rows: behind the last attention, a chunk of a prompt that
+samples nothing has none.
 """
 
 from __future__ import annotations

@@ -279,6 +279,24 @@ def test_pack_gated_linear(
     )
 
 
+NO_ROWS: Mapping[str, Callable[[Callable[..., Any], Kernels], Tensor]] = {  # Any: as above
+    "rms_norm": lambda op, k: op(k.randn(0, 64), k.randn(64), EPS),
+    "fused_add_rms_norm": lambda op, k: op(k.randn(0, 64), k.randn(0, 64), k.randn(64), EPS)[0],
+    "silu_and_mul": lambda op, k: op(k.randn(0, 128)),
+    "gelu_and_mul": lambda op, k: op(k.randn(0, 128)),
+    "gelu_tanh_and_mul": lambda op, k: op(k.randn(0, 128)),
+    "pack_linear": lambda op, k: op(k.randn(64, 96), None)(k.randn(0, 96)),
+    "pack_gated_linear": lambda op, k: op(k.randn(128, 96), None, "silu")(k.randn(0, 96)),
+}
+"""What a model calls behind its last attention, for a chunk of a prompt that samples nothing."""
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+def test_no_row_at_all(kernels: Kernels, name: str) -> None:
+    y = NO_ROWS[name](kernels.op(name), kernels)
+    assert y.shape == (0, 64), f"{name} of no rows gives no rows"
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "silu_and_mul", "embedding"])
 def test_an_op_can_be_captured(kernels: Kernels, name: str) -> None:
     op = kernels.op(name)

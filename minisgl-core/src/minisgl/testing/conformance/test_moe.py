@@ -99,6 +99,11 @@ def test_any_number_of_tokens(backend: TestedBackend, num_tokens: int, dtype: st
     check(make(backend, num_tokens, dtype=dtype))
 
 
+def test_no_token_at_all(backend: TestedBackend) -> None:
+    y = make(backend, 0).forward()
+    assert y.shape == (0, SHAPES[0].hidden_size), "forward of no tokens gives no rows"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape[:4])))
 def test_layer_shapes(backend: TestedBackend, shape: Shape, dtype: str) -> None:
