@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.devices import require_gpus
 from minisgl.distributed.contract import CommConfig, Communicator
 from minisgl.distributed.control import ControlGroup
 from minisgl.distributed.torch_comm import build_communicator
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=5120)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    require_gpus(parser, max(args.ranks, 2))
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:

@@ -25,6 +25,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from benchmarks.devices import require_gpus
 from minisgl.attention.contract import AttentionBackend, AttentionConfig, LayerAttention
 from minisgl.core import Batch, Context, Req, SamplingParams, StepArrays
 from minisgl.device import compute_capability
@@ -282,6 +283,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--json", type=Path, help="file to write the results to")
     args = parser.parse_args()
+    require_gpus(parser)
     heads = [int(part) for part in args.heads.split(",")]
     sizes_of = [
         Sizes(heads[0], heads[1], args.head_dim, int(size), getattr(torch, args.dtype))

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.devices import require_gpus
 from benchmarks.gpu_attention import Case, Sizes, make_batch, make_context
 from minisgl.attention.contract import AttentionBackend, AttentionConfig, LayerAttention
 from minisgl.core import Batch
@@ -212,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-flashinfer", action="store_true")
     parser.add_argument("--json", type=Path, help="file to write all times to")
     args = parser.parse_args(arguments)
+    require_gpus(parser)
     factories = contenders(args.tune, not args.no_flashinfer)
     print(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, microseconds")
     results = {}

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.devices import require_gpus
 from benchmarks.kernel_timing import (
     BF16,
     DEVICE,
@@ -220,6 +221,7 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=4.2e12, help="bytes per second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    require_gpus(parser)
     bench = Bench(args.bandwidth, args.flashinfer)
     sections: dict[str, Callable[[], None]] = {
         "row_ops": bench.row_ops,

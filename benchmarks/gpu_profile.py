@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.devices import require_gpus
 from benchmarks.shapes import SHAPES, write_shape
 from minisgl import LLM, SamplingParams
 
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--setting", action="append", default=[], help="name=value of LLM(...)")
     args = parser.parse_args()
+    require_gpus(parser)
     values = {
         k: int(v) if v.isdigit() else v for k, v in (item.split("=", 1) for item in args.setting)
     }

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.devices import require_gpus
 from benchmarks.gpu_profile import kernel_us
 from benchmarks.offline import ROWS, Row, fixed
 from benchmarks.shapes import SHAPES, write_shape
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--setting", action="append", default=[], help="name=value of LLM(...)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    require_gpus(parser, args.tp)
     values = {
         k: int(v) if v.isdigit() else v for k, v in (item.split("=", 1) for item in args.setting)
     }

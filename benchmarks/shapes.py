@@ -32,6 +32,18 @@ _QWEN3: dict[str, Any] = {  # config.json is free-form
 }
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": _QWEN3  # to try a benchmark out
+    | {
+        "head_dim": 16,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab_size": 16384,
+    },
     "qwen3-0.6b": _QWEN3
     | {
         "hidden_size": 1024,

@@ -28,6 +28,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 INLINE = re.compile(r"`((?:minisgl|pytest|python|make|pip|curl) [^`<…]+)`")
+COMMENTED = re.compile(r"# [a-z ]+: ((?:minisgl|python|pip) .+)$")
 OPERATORS = ("|", "&&", ";", "&", ">")
 
 
@@ -96,6 +97,14 @@ def inline_commands(document: str) -> list[str]:
     return [" ".join(command.split()) for command in INLINE.findall(text)]
 
 
+def page_commands(document: str) -> list[Command]:
+    """Return all commands of a document: those of its blocks, then those of the text, each once."""
+    found = [b for b in blocks(document) if b.language == "bash" and not b.skip_reason]
+    of_blocks = [command for block in found for command in commands(block.text)]
+    of_text = [c for line in inline_commands(document) for c in commands(line)]
+    return of_blocks + [each for each in dict.fromkeys(of_text) if each not in of_blocks]
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command of a shell line.
@@ -117,7 +126,10 @@ class Command:
 
 
 def commands(script: str) -> Iterator[Command]:
-    """Yield the commands of a shell script that has nothing but commands."""
+    """Yield the commands of a shell script that has nothing but commands.
+
+    Those that a comment offers, as in ``# also: COMMAND, COMMAND``, are among them.
+    """
     for line in re.sub(r"\\\n", " ", script).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;>")
         lexer.whitespace_split = True
@@ -132,6 +144,8 @@ def commands(script: str) -> Iterator[Command]:
                 yield _command(words[start:end], is_piped, output)
             is_piped = end < len(words) and words[end] == "|"
             start = end + 1
+        if offered := COMMENTED.search(line):
+            yield from commands(offered[1].replace(", ", "\n"))
 
 
 def _command(words: list[str], is_piped: bool, output: str) -> Command:
