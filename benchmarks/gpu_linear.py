@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_linear                  # as the table of linear_table.py chooses
     python -m benchmarks.gpu_linear --tune           # every form that may be good; about 2 minutes
+    python -m benchmarks.gpu_linear --many           # those of a prefill, see many_products.py
 
 Every figure is microseconds per product in a replayed CUDA graph that goes round several copies
 of the weight, so that it comes from memory. ``floor`` is the bytes of the weight and the rows over
@@ -25,7 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.devices import require_gpus
 from benchmarks.kernel_timing import BF16, DEVICE, copies, qkv_inputs, randn, time_graph
+from benchmarks.many_products import time_many
 from minisgl.ops.contract import GatedActivation, PackedLinear
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.compiler import Compiler
@@ -103,7 +106,7 @@ class Bench:
     def __init__(self, bandwidth: float) -> None:
         """Compile and load."""
         self.device = device_size(DEVICE)
-        loader = DeviceLoader(DEVICE, Compiler(self.device.arch, cache_folder("")), True)
+        loader = load()
         self.kernels = FixedKernels(loader, self.device)
         norms, activations = Norms(loader, BF16), build_activations(loader, BF16)
         self._fused_add_rms_norm = norms.fused_add_rms_norm
@@ -220,6 +223,11 @@ class Bench:
         return [*packed[:2], lambda x: self._silu_and_mul(plain(x)), packed[2]]
 
 
+def load() -> DeviceLoader:
+    """Return where kernels come from."""
+    return DeviceLoader(DEVICE, Compiler(device_size(DEVICE).arch, cache_folder("")), True)
+
+
 def ranked(times: Times) -> list[tuple[Plan | None, float]]:
     """Return plans, the quickest first."""
     return sorted(times.items(), key=lambda item: item[1])
@@ -292,9 +300,18 @@ def main() -> None:
     parser.add_argument("--layer-rows", default="1,8,16,32,48,64,96,128")
     parser.add_argument("--models", default="0.6b,14b")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--many", action="store_true", help="time products of --many-rows instead")
+    parser.add_argument("--many-rows", default="512,2048,8192")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn under load")
     parser.add_argument("--bandwidth", type=float, default=4.2e12, help="bytes per second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    require_gpus(parser)
+    if args.many:
+        many_rows = [int(r) for r in args.many_rows.split(",")]
+        for name in args.models.split(","):
+            time_many(load(), MODELS[name].products, many_rows, args.seconds)
+        return
     started = time.perf_counter()
     bench = Bench(args.bandwidth)
     print(f"loaded in {time.perf_counter() - started:.1f} s", flush=True)

@@ -22,6 +22,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __shared__ static  // one block at a time: clusters use the launch's shared memory alone
 
 struct uint4 {
@@ -50,10 +51,13 @@ struct Gathering {
     int num_alive, num_waiting, generation;
 };
 
+constexpr int MAX_CLUSTER = 8, SHARED_BYTES = 227 * 1024, MAX_WARPGROUPS = 8;
+
 struct Block {
     Dim index;
     int rank;  // in its cluster
     Gathering threads;
+    Gathering warpgroups[MAX_WARPGROUPS], named[16];  // of hopper_sim.h and tma_sim.h
 };
 
 struct Copy {
@@ -67,13 +71,18 @@ struct Fiber {
     int warp, lane;
     bool has_started, is_done;
     std::deque<std::vector<Copy>> copy_groups;  // the last one is open
-    std::vector<std::function<void()>> products;  // of hopper_sim.h
+    std::deque<std::vector<std::function<void()>>> product_groups;  // of hopper_sim.h, likewise
+    std::vector<std::function<void()>> stores;                      // of tma_sim.h
     jmp_buf state;
     ucontext_t start;
     std::vector<char> stack;
 };
 
-constexpr int MAX_CLUSTER = 8, SHARED_BYTES = 227 * 1024;
+// Bytes on their way to shared memory, and the barrier that waits for them; of tma_sim.h.
+struct Load {
+    void* barrier;
+    std::function<void()> perform;
+};
 
 struct Device {
     Dim grid, block;
@@ -81,6 +90,8 @@ struct Device {
     Gathering cluster;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
+    std::deque<Load> loads;
+    u64 num_loads;
     Fiber* current;
     jmp_buf scheduler;
     ucontext_t home;
@@ -187,6 +198,8 @@ inline void start(Fiber& fiber, Block& owner, int index, int num_threads) {
     fiber.lane = index % 32;
     fiber.has_started = fiber.is_done = false;
     fiber.copy_groups.clear();
+    fiber.product_groups.clear();
+    fiber.stores.clear();
     if (fiber.stack.empty()) fiber.stack.resize(64 * 1024);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.data();
@@ -196,21 +209,35 @@ inline void start(Fiber& fiber, Block& owner, int index, int num_threads) {
     device.warps[fiber.warp].num_lanes++;
 }
 
+// Each thread gets on a little, again and again while any of them does: a block is as far ahead of
+// the others of its cluster as they let it.
+inline void run_block(Fiber* fibers, int num_threads) {
+    u64 before;
+    int num_rounds = 0;
+    do {
+        before = device.num_events;
+        for (int i = 0; i < num_threads; i++)
+            if (!fibers[i].is_done) resume(fibers[i]);
+    } while (device.num_events != before && ++num_rounds < 100);
+}
+
 inline void run_cluster(int num_blocks) {
     int num_threads = device.block.x * device.block.y * device.block.z;
     int num_fibers = num_blocks * num_threads;
     if (int(device.fibers.size()) < num_fibers) device.fibers.resize(num_fibers);
     device.warps.assign(num_blocks * ((num_threads + 31) / 32), Warp{});
+    device.loads.clear();
     device.cluster = {num_fibers, 0, 0};
     for (int i = 0; i < num_fibers; i++) {
         Block& owner = device.blocks[i / num_threads];
         owner.threads = {num_threads, 0, 0};
+        for (auto& group : owner.warpgroups) group = {128, 0, 0};
+        for (auto& group : owner.named) group = {0, 0, 0};
         start(device.fibers[i], owner, i % num_threads, num_threads);
     }
     while (device.cluster.num_alive) {
         u64 before = device.num_events;
-        for (int i = 0; i < num_fibers; i++)
-            if (!device.fibers[i].is_done) resume(device.fibers[i]);
+        for (int i = 0; i < num_blocks; i++) run_block(&device.fibers[i * num_threads], num_threads);
         if (device.num_events == before) {
             fprintf(stderr, "simulator: the threads of a block wait for each other\n");
             abort();

@@ -31,7 +31,7 @@ class SimulatedLaunch:
         self,
         grid: tuple[int, int],
         block: tuple[int, int],
-        *args: float,
+        *args: float | bytes,
         shared_bytes: int = 0,
         cluster: int = 1,
     ) -> None:
@@ -69,6 +69,9 @@ class SimulatedLoader(Loader):
             for name, layout in unit.entries.items()
         }
 
+    def matrix_map(self, address: int, num_rows: int, num_columns: int, box_rows: int) -> bytes:
+        return struct.pack("=QQQQ96x", address, num_rows, num_columns, box_rows)
+
 
 def build(unit: Unit, macro: int, built: Path) -> None:
     """Build one unit; a failure shows what g++ said."""
@@ -78,7 +81,7 @@ def build(unit: Unit, macro: int, built: Path) -> None:
     done = subprocess.run(
         [
             *("g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique"),
-            *("-DMINISGL_SIMULATOR", f"-DMINISGL_DTYPE={macro}"),
+            *("-DMINISGL_SIMULATOR", "-Wno-psabi", f"-DMINISGL_DTYPE={macro}"),
             *(f"-I{SOURCES}", f"-I{HEADERS}", "-o", str(built), str(source)),
         ],
         capture_output=True,

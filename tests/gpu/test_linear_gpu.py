@@ -17,7 +17,7 @@ from minisgl_kernels_cuda.linear import LinearKernels
 from minisgl_kernels_cuda.linear_plans import BatchPlan, has_kernel, kernel_rows
 from minisgl_kernels_cuda.linear_table import batch_rule
 from minisgl_kernels_cuda.norm import Norms
-from tests.kernels_cuda.planned_kernels import PlannedKernels, product
+from tests.kernels_cuda.planned_kernels import ManyRowsKernels, PlannedKernels, product
 from tests.kernels_cuda.reference import BF16, F16, assert_near
 
 pytestmark = [
@@ -165,6 +165,75 @@ def test_a_chain_gives_the_same_bits_at_every_replay(
         up = kernels[BF16].pack_gated_linear(gpu(4096, 1024, seed=2 * i) / 32, None, "silu")
         down = kernels[BF16].pack_linear(gpu(1024, 2048, seed=2 * i + 1) / 32, None)
         products.append((up, down))
+
+    def step(x: Tensor, residual: Tensor) -> Tensor:
+        for up, down in products:
+            x, residual = fused_add_rms_norm(down(up(x)), residual, scale, 1e-6)
+        return x
+
+    compare_replays(step, rows)
+
+
+@pytest.fixture(scope="module")
+def many(loader: DeviceLoader) -> Mapping[torch.dtype, ManyRowsKernels]:
+    """Kernels of many rows of both types, for any number of rows."""
+    return {dtype: ManyRowsKernels(loader, dtype, device_size(0)) for dtype in (BF16, F16)}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [
+        # As 14B has them, and sizes that end within a tile, a step or a cluster's rows.
+        (8192, 7168, 5120), (4096, 5120, 5120), (2048, 34_816, 5120), (3000, 5120, 17_408),
+        (8192, 4096, 4096), (2049, 1000, 1032), (4226, 4104, 776), (2304, 264, 2056),
+        (1, 8, 8), (100, 520, 72), (129, 256, 64), (700, 151_936, 1024),
+    ],
+)  # fmt: skip
+def test_many_rows_are_near_float64(
+    many: Mapping[torch.dtype, ManyRowsKernels], dtype: torch.dtype, rows: int, n: int, k: int
+) -> None:
+    x, weight = gpu(rows, k, dtype=dtype), gpu(n, k, dtype=dtype, seed=1) / 8
+    for bias in (None, gpu(n, dtype=dtype, seed=2)):
+        packed = many[dtype].pack_linear(weight, bias)
+        poison(rows, n, dtype=dtype)
+        out = packed(x)
+        assert_near(out, product(x, weight, bias), scale=k**0.5 / 64)
+        for _ in range(3):
+            assert torch.equal(packed(x), out)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [(8192, 34_816, 5120), (2048, 6144, 1024), (2500, 2000, 264), (1, 16, 8), (300, 272, 520)],
+)
+def test_a_gated_product_of_many_rows_is_the_activation_of_the_product(
+    many: Mapping[torch.dtype, ManyRowsKernels], loader: DeviceLoader, activation: str,
+    rows: int, n: int, k: int,
+) -> None:  # fmt: skip
+    for dtype, kernels in many.items():
+        act_and_mul = build_activations(loader, dtype)[f"{activation}_and_mul"]
+        x, weight = gpu(rows, k, dtype=dtype), gpu(n, k, dtype=dtype, seed=1) / k**0.5
+        bias = gpu(n, dtype=dtype, seed=2)
+        gated = kernels.pack_gated_linear(weight, bias, activation)  # type: ignore[arg-type]  # one of the names
+        expected = act_and_mul(kernels.pack_linear(weight, bias)(x))
+        poison(rows, n // 2, dtype=dtype)
+        assert torch.equal(gated(x), expected)
+
+
+@pytest.mark.parametrize("rows", [200, 2048, 2900])
+def test_a_chain_of_many_rows_gives_the_same_bits_at_every_replay(
+    many: Mapping[torch.dtype, ManyRowsKernels], loader: DeviceLoader, rows: int
+) -> None:
+    fused_add_rms_norm, scale = Norms(loader, BF16).fused_add_rms_norm, gpu(1024, seed=9)
+    products = [
+        (
+            many[BF16].pack_gated_linear(gpu(4096, 1024, seed=2 * i) / 32, None, "silu"),
+            many[BF16].pack_linear(gpu(1024, 2048, seed=2 * i + 1) / 32, None),
+        )
+        for i in range(3)
+    ]
 
     def step(x: Tensor, residual: Tensor) -> Tensor:
         for up, down in products:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from minisgl_kernels_cuda.activation import build_activations
-from minisgl_kernels_cuda.linear import LinearKernels
+from minisgl_kernels_cuda.linear import LinearKernels, Weight
+from minisgl_kernels_cuda.linear_many import ManyLinear
 from minisgl_kernels_cuda.linear_plans import BatchPlan, Plan, has_kernel
 from minisgl_kernels_cuda.units import DeviceSize, Loader
 
@@ -26,6 +27,26 @@ class PlannedKernels(LinearKernels):
 
     def choose(self, n: int, k: int, rows: int) -> Plan | None:
         return self.plan if has_kernel(self.plan, rows) else None
+
+
+class ManyRowsKernels(LinearKernels):
+    """Kernels that leave every product to the kernel of many rows.
+
+    Attributes:
+        may_refuse: Whether weights that it does not take may go to the library.
+    """
+
+    def __init__(self, loader: Loader, dtype: torch.dtype, device: DeviceSize = H200) -> None:
+        super().__init__(loader, dtype, device, 0, build_activations(loader, dtype), uses_many=True)
+        self.may_refuse = False
+
+    def many_rows(self, n: int, k: int, is_gated: bool) -> int | None:
+        return 1
+
+    def many(self, of: Weight) -> tuple[int, ManyLinear | None]:
+        rows, many = super().many(of)
+        assert many is not None or self.may_refuse, f"{tuple(of.weight.shape)} is refused"
+        return rows, many
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

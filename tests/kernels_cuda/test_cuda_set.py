@@ -11,7 +11,9 @@ import torch
 from minisgl.ops.contract import KernelConfig, KernelSet
 from minisgl.ops.table import COMPOSED, build_kernel_table
 from minisgl.ops.torch_set import TorchKernelSet
+from minisgl.testing.conformance.test_kernels import NO_ROWS, Kernels
 from minisgl_kernels_cuda.backend import build_ops
+from minisgl_kernels_cuda.settings import CudaKernelSettings
 from minisgl_kernels_cuda.units import DeviceSize, Loader
 from tests.kernels_cuda.reference import BF16, F32
 
@@ -19,8 +21,11 @@ from tests.kernels_cuda.reference import BF16, F32
 class SimulatedSet(KernelSet):
     """The ops on the simulator."""
 
-    def __init__(self, loader: Loader, dtype: torch.dtype, linear_rows: int = 16) -> None:
-        self._ops = build_ops(loader, dtype, DeviceSize(132, 227 << 10, "sm_90a"), linear_rows)
+    def __init__(
+        self, loader: Loader, dtype: torch.dtype, settings: CudaKernelSettings | None = None
+    ) -> None:
+        device = DeviceSize(132, 227 << 10, "sm_90a")
+        self._ops = build_ops(loader, dtype, device, settings or CudaKernelSettings())
 
     def ops(self) -> Mapping[str, Callable[..., Any]]:
         return self._ops
@@ -39,11 +44,21 @@ def test_a_chain_takes_every_op_of_a_decode_step_from_the_set(loader: Loader) ->
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "linear_rows"), [(F32, 16), (BF16, 0)])
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [(F32, CudaKernelSettings()), (BF16, CudaKernelSettings(linear_rows=0, linear_many="off"))],
+)
 def test_products_are_left_to_the_library(
-    loader: Loader, dtype: torch.dtype, linear_rows: int
+    loader: Loader, dtype: torch.dtype, settings: CudaKernelSettings
 ) -> None:
-    kernels = SimulatedSet(loader, dtype, linear_rows)
+    kernels = SimulatedSet(loader, dtype, settings)
     sources = sources_of(kernels, dtype)
     assert sources["pack_linear"] == "torch"
     assert sources["pack_gated_linear"] == COMPOSED
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+def test_no_rows_are_served_without_a_launch(loader: Loader, name: str) -> None:
+    ops = SimulatedSet(loader, BF16).ops()
+    kernels = Kernels(ops, BF16, torch.device("cpu"), torch.Generator())
+    assert NO_ROWS[name](ops[name], kernels).shape == (0, 64)

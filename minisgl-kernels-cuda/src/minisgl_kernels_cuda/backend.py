@@ -41,7 +41,7 @@ class CudaKernelSet(KernelSet):
         compiler = Compiler(size.arch, cache_folder(settings.cache_dir))
         has_pdl = torch.cuda.get_device_capability(config.device) >= (9, 0)
         loader = DeviceLoader(config.device, compiler, has_pdl and settings.pdl != "off")
-        self._ops = build_ops(loader, config.dtype, size, settings.linear_rows)
+        self._ops = build_ops(loader, config.dtype, size, settings)
 
     def ops(self) -> Mapping[str, _Op]:
         """Return the ops; products only in float16 and bfloat16."""
@@ -49,7 +49,7 @@ class CudaKernelSet(KernelSet):
 
 
 def build_ops(
-    loader: Loader, dtype: torch.dtype, device: DeviceSize, linear_rows: int
+    loader: Loader, dtype: torch.dtype, device: DeviceSize, settings: CudaKernelSettings
 ) -> dict[str, _Op]:
     """Load every op of a dtype.
 
@@ -57,7 +57,7 @@ def build_ops(
         loader: Where kernels come from.
         dtype: Of weights and activations.
         device: That they run on.
-        linear_rows: `CudaKernelSettings.linear_rows`.
+        settings: The user's.
     """
     norms, moves, activations = (
         Norms(loader, dtype),
@@ -73,8 +73,9 @@ def build_ops(
         "sample": Sampler(loader, dtype).sample,
         **activations,
     }
-    if dtype in _LINEAR_DTYPES and linear_rows:
-        kernels = LinearKernels(loader, dtype, device, linear_rows, activations)
+    uses_many = settings.linear_many != "off"
+    if dtype in _LINEAR_DTYPES and (settings.linear_rows or uses_many):
+        kernels = LinearKernels(loader, dtype, device, settings.linear_rows, activations, uses_many)
         ops["pack_linear"] = kernels.pack_linear
         ops["pack_gated_linear"] = kernels.pack_gated_linear
     return ops

@@ -8,6 +8,7 @@ copies during the call, so kernels are launched from one thread, as an engine do
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +17,8 @@ import torch
 
 from minisgl.errors import PluginError
 from minisgl_kernels_cuda.compiler import Compiler
+from minisgl_kernels_cuda.matrix_map import MatrixMapper
 from minisgl_kernels_cuda.units import (
-    STATIC_SHARED_BYTES,
     DeviceSize,
     Launch,
     Loader,
@@ -25,10 +26,9 @@ from minisgl_kernels_cuda.units import (
     macro_of,
 )
 
-# From cuda.h: CUlaunchAttribute and the markers of the "extra" list of a launch.
+# From cuda.h: CUlaunchAttribute.
 _ATTRIBUTE_BYTES = 72
 _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
-_END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
 _MAX_DYNAMIC_SHARED_BYTES = 8  # CUfunction_attribute
 _DEFAULT_SHARED_BYTES = 48 * 1024
 # CUlaunchConfig: grid, block, shared bytes; stream; then attributes and their number.
@@ -51,6 +51,7 @@ class DeviceLoader(Loader):
         self._device = device
         self._has_pdl = has_pdl
         self._library = ctypes.CDLL("libcuda.so.1")
+        self._map_matrix = MatrixMapper(self._library)
         self._modules: list[object] = []  # the code is unloaded with the last reference
 
     def load(self, unit: Unit, dtype: torch.dtype) -> Mapping[str, Launch]:
@@ -65,15 +66,20 @@ class DeviceLoader(Loader):
         launches = {}
         for name, layout in unit.entries.items():
             handle = int(code.get_kernel(name).handle)
-            self._allow_shared(handle, unit.max_shared_bytes, device)
+            self._allow_shared(handle, unit, device)
             launches[name] = DeviceLaunch(
                 self._library, handle, name, layout, device, self._has_pdl
             )
         return launches
 
-    def _allow_shared(self, handle: int, num_bytes: int, device: int) -> None:
+    def matrix_map(self, address: int, num_rows: int, num_columns: int, box_rows: int) -> bytes:
+        """Describe a matrix; see `Loader.matrix_map`."""
+        return self._map_matrix(address, num_rows, num_columns, box_rows)
+
+    def _allow_shared(self, handle: int, unit: Unit, device: int) -> None:
         """Raise a kernel's limit of shared memory, as far as this device has it."""
-        limit = min(num_bytes, device_size(device).max_shared_bytes - STATIC_SHARED_BYTES)
+        most = device_size(device).max_shared_bytes - unit.static_shared_bytes
+        limit = min(unit.max_shared_bytes, most)
         if limit <= _DEFAULT_SHARED_BYTES:
             return
         status = self._library.cuKernelSetAttribute(
@@ -114,11 +120,9 @@ class DeviceLaunch:
         self._name = name
         self._pack_arguments = struct.Struct(layout).pack_into
         self._arguments = ctypes.create_string_buffer(struct.calcsize(layout))
-        self._num_bytes = ctypes.c_size_t(len(self._arguments))
-        self._extra = (ctypes.c_void_p * 5)(
-            _BUFFER_POINTER, ctypes.addressof(self._arguments),
-            _BUFFER_SIZE, ctypes.addressof(self._num_bytes), _END,
-        )  # fmt: skip
+        at, offsets = ctypes.addressof(self._arguments), argument_offsets(layout)
+        # One by one: the driver knows best how it aligns them.
+        self._addresses = (ctypes.c_void_p * len(offsets))(*(at + offset for offset in offsets))
         self._attributes = ctypes.create_string_buffer(2 * _ATTRIBUTE_BYTES)
         struct.pack_into(
             "=I4xI", self._attributes, _ATTRIBUTE_BYTES, _PROGRAMMATIC_STREAM_SERIALIZATION, 1
@@ -147,7 +151,7 @@ class DeviceLaunch:
         self,
         grid: tuple[int, int],
         block: tuple[int, int],
-        *args: float,
+        *args: float | bytes,
         shared_bytes: int = 0,
         cluster: int = 1,
     ) -> None:
@@ -163,9 +167,18 @@ class DeviceLaunch:
         _SHAPE_AND_STREAM.pack_into(
             self._config, 0, grid[0], grid[1], 1, block[0], block[1], 1, shared_bytes, stream
         )
-        status = self._call(self._config, self._handle, None, self._extra)
+        status = self._call(self._config, self._handle, self._addresses, None)
         if status:
             raise PluginError(
                 f"kernel {self._name}: launch of {grid} blocks of {block} threads failed with "
                 f"CUDA driver error {status}"
             )
+
+
+def argument_offsets(layout: str) -> list[int]:
+    """Return where each argument begins in the bytes that `struct` packs."""
+    offsets, before = [], ""
+    for kind in re.findall(r"\d*\D", layout):
+        before += kind
+        offsets.append(struct.calcsize(before) - struct.calcsize(kind))
+    return offsets

@@ -10,9 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.ops.contract import ActAndMul, GatedActivation, PackedLinear
+from minisgl_kernels_cuda.linear_many import ManyKernels, ManyLinear, serves_many
 from minisgl_kernels_cuda.linear_plans import MAX_ROWS, FewPlan, Plan, kernel_rows
-from minisgl_kernels_cuda.linear_table import choose
-from minisgl_kernels_cuda.units import LINEAR, LINEAR_BATCH, DeviceSize, Launch, Loader
+from minisgl_kernels_cuda.linear_table import choose, many_rows
+from minisgl_kernels_cuda.units import (
+    LINEAR,
+    LINEAR_BATCH,
+    LINEAR_MANY,
+    DeviceSize,
+    Launch,
+    Loader,
+)
 
 _FEW_THREADS = 256
 _GROUP_THREADS = 128  # of 64 outputs of a batch
@@ -52,13 +60,13 @@ class Weight:
     Attributes:
         weight: ``[n, k]``.
         bias: ``[n]``, or ``None``.
-        activation: Of a gated product, which has ``n / 2`` outputs.
+        activation: Of a gated product, which has ``n / 2`` outputs; or ``None``.
         act_and_mul: The same for the library's product.
     """
 
     weight: Tensor
     bias: Tensor | None
-    activation: int = _NO_ACTIVATION
+    activation: GatedActivation | None = None
     act_and_mul: ActAndMul | None = None
 
 
@@ -72,6 +80,7 @@ class LinearKernels:
         device: DeviceSize,
         max_rows: int,
         activations: Mapping[str, ActAndMul],
+        uses_many: bool = False,
     ) -> None:
         """Load the kernels.
 
@@ -81,10 +90,13 @@ class LinearKernels:
             device: That they run on.
             max_rows: The user's limit, `CudaKernelSettings.linear_rows`.
             activations: The set's ops ``silu_and_mul`` and so on.
+            uses_many: Whether the user wants those of many rows.
         """
         self._launches = dict(loader.load(LINEAR, dtype))
         if device.arch == LINEAR_BATCH.only_arch:
             self._launches |= loader.load(LINEAR_BATCH, dtype)
+        has_many = uses_many and device.arch == LINEAR_MANY.only_arch
+        self._many = ManyKernels(loader, dtype, device) if has_many else None
         self._dtype = dtype
         self._device = device
         self._max_rows = max_rows
@@ -99,22 +111,39 @@ class LinearKernels:
     ) -> PackedLinear:
         """Return the gated product; see `minisgl.ops.contract.PackGatedLinear`."""
         act_and_mul = self._activations[f"{activation}_and_mul"]
-        return CudaLinear(self, Weight(weight, bias, _ACTIVATIONS[activation], act_and_mul))
+        return CudaLinear(self, Weight(weight, bias, activation, act_and_mul))
 
     def choose(self, n: int, k: int, rows: int) -> Plan | None:
         """Choose how ``rows`` are multiplied with a weight ``[n, k]``, ``None``: by the library."""
         return choose(n, k, rows, self._device)
 
+    def many_rows(self, n: int, k: int, is_gated: bool) -> int | None:
+        """Choose from how many rows on the kernel of many takes a weight, ``None``: never."""
+        return many_rows(n, k, is_gated)
+
     def forms(self, of: Weight) -> list[Form | None]:
         """Return the form of each number of rows, in steps of 4: at ``i``, that of ``4 * i``."""
-        weight, bias = of.weight, of.bias
-        n, k = weight.shape
-        is_served = weight.dtype == self._dtype and weight.is_contiguous()
-        is_aligned = k % _PIECE == 0 and weight.data_ptr() % 16 == 0
-        if not is_served or not is_aligned or (bias is not None and bias.dtype != self._dtype):
+        if not self._is_served(of):
             return [None]
         buckets = range(_BUCKET, min(self._max_rows, MAX_ROWS) + 1, _BUCKET)
         return [None, *(self._form(of, rows) for rows in buckets)]
+
+    def many(self, of: Weight) -> tuple[int, ManyLinear | None]:
+        """Return the product of many rows, if there is one, and from how many on it is used."""
+        n, k = of.weight.shape
+        is_gated = of.activation is not None
+        rows = self.many_rows(n, k, is_gated)
+        is_served = self._is_served(of) and serves_many(n, k, is_gated)
+        if self._many is None or rows is None or not is_served:
+            return 0, None
+        return rows, ManyLinear(self._many, of.weight, of.bias, of.activation)
+
+    def _is_served(self, of: Weight) -> bool:
+        """Whether kernels can read a weight 16 bytes at a time."""
+        weight, bias = of.weight, of.bias
+        is_aligned = weight.shape[1] % _PIECE == 0 and weight.data_ptr() % 16 == 0
+        has_dtype = weight.dtype == self._dtype and (bias is None or bias.dtype == self._dtype)
+        return is_aligned and has_dtype and weight.is_contiguous()
 
     def _form(self, of: Weight, rows: int) -> Form | None:
         """Return the launch of the plan for ``rows``."""
@@ -152,23 +181,30 @@ class CudaLinear:
         self._of = of
         self._n, self._k = of.weight.shape
         self._num_outputs = self._n // 2 if of.activation else self._n
+        self._activation = _NO_ACTIVATION if of.activation is None else _ACTIVATIONS[of.activation]
         self._forms = kernels.forms(of)
         self._max_rows = _BUCKET * (len(self._forms) - 1)
+        self._many_rows, self._many = kernels.many(of)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return ``x[..., in_features] @ weight.T + bias``, gated or as it is, contiguous."""
         of = self._of
         num_rows = x.numel() // self._k
-        form = self._forms[-(-num_rows // _BUCKET)] if num_rows <= self._max_rows else None
+        form: Form | ManyLinear | None = self._many if num_rows >= self._many_rows else None
+        if num_rows <= self._max_rows:
+            form = self._forms[-(-num_rows // _BUCKET)]
         if form is None or x.data_ptr() % 16 or x.dtype != of.weight.dtype:
             y = F.linear(x, of.weight, of.bias)
             return y if of.act_and_mul is None else of.act_and_mul(y)
         if not x.is_contiguous():
             x = x.contiguous()
         out = torch.empty((*x.shape[:-1], self._num_outputs), dtype=x.dtype, device=x.device)
+        if isinstance(form, ManyLinear):
+            form(out, x, num_rows)
+            return out
         form.launch(
             form.grid, form.block, out.data_ptr(), x.data_ptr(), of.weight.data_ptr(),
             0 if of.bias is None else of.bias.data_ptr(), num_rows, self._n, self._k,
-            of.activation, *form.tail, shared_bytes=form.shared_bytes, cluster=form.cluster,
+            self._activation, *form.tail, shared_bytes=form.shared_bytes, cluster=form.cluster,
         )  # fmt: skip
         return out

@@ -67,6 +67,12 @@ _DEEP = 3  # inputs per output from which a small weight wins with any rows
 _BLOCKS_PER_SM = 3
 _MIN_STEPS = 4  # that make a ring worth its start
 _MIN_W_SLOTS = 3
+# The kernel of many rows: from how many rows on, with weights of how many inputs, and plain ones
+# also of how many outputs, it is no slower than the library (benchmarks.gpu_linear --many). A gated
+# product gains a quarter with 1024 inputs and 5 % with 5120; a plain one gains nothing in bursts,
+# and 2 % where the GPU is held back by its power.
+_MANY_GATED_ROWS, _MANY_GATED_INPUTS = 2048, 1024
+_MANY_PLAIN_ROWS, _MANY_PLAIN_SIZE = 4096, 4096
 
 
 def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
@@ -85,6 +91,19 @@ def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
     if n * k <= _SMALL and rows <= FEW_ROWS[0]:
         return few_rule(n, k, rows, device)
     return batch_rule(n, k, rows, device) if rows <= _most_rows(n, k) else None
+
+
+def many_rows(n: int, k: int, is_gated: bool) -> int | None:
+    """Return from how many rows on the kernel of many takes a weight ``[n, k]``, ``None``: never.
+
+    Args:
+        n: Outputs.
+        k: Inputs.
+        is_gated: Whether it is of gate and up, with the activation behind it.
+    """
+    if is_gated:
+        return _MANY_GATED_ROWS if k >= _MANY_GATED_INPUTS else None
+    return _MANY_PLAIN_ROWS if min(n, k) >= _MANY_PLAIN_SIZE else None
 
 
 def few_rule(n: int, k: int, rows: int, device: DeviceSize) -> FewPlan | None:

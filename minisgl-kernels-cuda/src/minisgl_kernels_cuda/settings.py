@@ -56,6 +56,12 @@ class CudaKernelSettings(SettingsSection):
         description="Most rows for which products with weights use these kernels, where they were "
         "measured to be quicker than the library's; 0 never. Read when weights are packed.",
     )
+    linear_many: Literal["auto", "off"] = Field(
+        default="auto",
+        description="The kernel of products with thousands of rows, as of a prefill: on compute "
+        "capability 9.0, where it was measured to be no slower than the library's; off: never. "
+        "Read when weights are packed.",
+    )
 
 
 def cache_folder(setting: str) -> Path:

@@ -19,6 +19,9 @@ MACROS: Mapping[torch.dtype, int] = {torch.bfloat16: 1, torch.float16: 2, torch.
 STATIC_SHARED_BYTES = 20 * 1024
 """A bound of the shared memory that sources declare which take more at the launch."""
 
+MATRIX_MAP_BYTES = 128
+"""Of a matrix as kernels take it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -27,14 +30,17 @@ class Unit:
     Attributes:
         name: Of the file, without its suffix.
         entries: Argument layout of each kernel by name, in the letters of `struct` (native
-            alignment, which is CUDA's): P a pointer, q int64, i int32, f float32.
+            alignment, which is CUDA's): P a pointer, q int64, i int32, f float32; and 128s a
+            matrix (`Loader.matrix_map`), in front of all others.
         max_shared_bytes: Most shared memory that a launch asks for.
+        static_shared_bytes: A bound of what the source declares beside that.
         only_arch: The one architecture that has its instructions, empty for all.
     """
 
     name: str
     entries: Mapping[str, str]
     max_shared_bytes: int = 0
+    static_shared_bytes: int = STATIC_SHARED_BYTES
     only_arch: str = ""
 
 
@@ -60,7 +66,7 @@ class Launch(Protocol):
         self,
         grid: tuple[int, int],
         block: tuple[int, int],
-        *args: float,
+        *args: float | bytes,
         shared_bytes: int = 0,
         cluster: int = 1,
     ) -> None:
@@ -69,7 +75,8 @@ class Launch(Protocol):
         Args:
             grid: Blocks in x and y.
             block: Threads of a block in x and y.
-            args: By the layout of the kernel; pointers as addresses, 0 for none.
+            args: By the layout of the kernel; pointers as addresses, 0 for none, and matrices
+                as `Loader.matrix_map` describes them.
             shared_bytes: Shared memory of a block beside what the source declares.
             cluster: Blocks side by side in x that run together and read each other's shared
                 memory; more than 1 from compute capability 9.0.
@@ -82,6 +89,21 @@ class Loader(ABC):
     @abstractmethod
     def load(self, unit: Unit, dtype: torch.dtype) -> Mapping[str, Launch]:
         """Compile a unit for an element type, if need be, and return its kernels by name."""
+
+    @abstractmethod
+    def matrix_map(self, address: int, num_rows: int, num_columns: int, box_rows: int) -> bytes:
+        """Describe a matrix to kernels that copy boxes of it; from compute capability 9.0.
+
+        Args:
+            address: Of its first element, a multiple of 16 bytes. It has 16-bit elements and
+                contiguous rows.
+            num_rows: At least 1.
+            num_columns: A multiple of 8.
+            box_rows: Rows of a box, at most 256; it has 64 columns.
+
+        Returns:
+            `MATRIX_MAP_BYTES`, which hold as long as the matrix stays where it is.
+        """
 
 
 def piece_size(dtype: torch.dtype) -> int:
@@ -136,6 +158,14 @@ LINEAR_BATCH = Unit(
     max_shared_bytes=207 * 1024,
     only_arch="sm_90a",
 )
+LINEAR_MANY = Unit(
+    "linear_many",
+    {f"linear_many_{name}": "128s128s128sPiii" for name in ("plain", "silu", "gelu", "gelu_tanh")},
+    # Four steps of 128 rows and 256 outputs, a tile's results, and who has arrived.
+    max_shared_bytes=4 * (128 + 256) * 128 + 128 * 256 + 64,
+    static_shared_bytes=0,
+    only_arch="sm_90a",
+)
 ATTENTION = Unit(
     "attention",
     {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
@@ -154,4 +184,6 @@ ALLREDUCE = Unit(
         )
     },
 )
-UNITS = (ALLREDUCE, ATTENTION, NORM, ACTIVATION, MEMORY, QKV, SAMPLE, LINEAR, LINEAR_BATCH)
+UNITS = (
+    ALLREDUCE, ATTENTION, NORM, ACTIVATION, MEMORY, QKV, SAMPLE, LINEAR, LINEAR_BATCH, LINEAR_MANY,
+)  # fmt: skip

@@ -31,6 +31,11 @@ INLINE void submit_products() { asm volatile("wgmma.commit_group.sync.aligned;" 
 INLINE void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
+// Returns when at most N submissions remain, of the whole warpgroup.
+template <int N>
+INLINE void products_pending() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory");
+}
 
 // Address and layout of a matrix: PTX ISA, "Matrix descriptor". Eights of lines are 1024 bytes
 // apart, and pieces are swizzled over 128 bytes. The address counts pieces, so that a matrix i
@@ -47,6 +52,7 @@ INLINE Operand operand(const uint4* at) {
 #endif
 #define SUM_OF(J) "+f"(c[J][0]), "+f"(c[J][1]), "+f"(c[J][2]), "+f"(c[J][3])
 #define SUMS_OF(J) SUM_OF(J), SUM_OF(J + 1), SUM_OF(J + 2), SUM_OF(J + 3)
+#define MANY_SUMS_OF(J) SUMS_OF(J), SUMS_OF(J + 4), SUMS_OF(J + 8), SUMS_OF(J + 12)
 #define PRODUCT(ROWS, NAMES, A, B, ...)                                                \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32." MINISGL_OPERANDS    \
                  " {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;"                           \
@@ -63,20 +69,28 @@ INLINE Operand operand(const uint4* at) {
 #define NAMES_64                                                                       \
     NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61," \
              " %62, %63"
+#define NAMES_128                                                                      \
+    NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77," \
+             " %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93," \
+             " %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107," \
+             " %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119," \
+             " %120, %121, %122, %123, %124, %125, %126, %127"
 
 // c[64 x ROWS] += left[64 x 16] right[ROWS x 16] transposed, over a warpgroup. Thread t of it has
 // c[j][0 .. 3]: lines t / 32 * 16 + t % 32 / 4 (+ 8 for the last two), columns j * 8 + t % 4 * 2
 // (+ 1 for odd ones). The operands begin with the first line.
 template <int ROWS>
 INLINE void multiply_add(float (&c)[ROWS / 8][4], Operand left, Operand right) {
-    static_assert(ROWS == 16 || ROWS == 32 || ROWS == 64 || ROWS == 96 || ROWS == 128, "no form");
+    static_assert(ROWS == 16 || ROWS % 32 == 0 && ROWS <= 128 || ROWS == 256, "no form");
     if constexpr (ROWS == 16) PRODUCT(16, NAMES_8, "%8", "%9", SUM_OF(0), SUM_OF(1));
     if constexpr (ROWS == 32) PRODUCT(32, NAMES_16, "%16", "%17", SUMS_OF(0));
     if constexpr (ROWS == 64) PRODUCT(64, NAMES_32, "%32", "%33", SUMS_OF(0), SUMS_OF(4));
     if constexpr (ROWS == 96)
         PRODUCT(96, NAMES_48, "%48", "%49", SUMS_OF(0), SUMS_OF(4), SUMS_OF(8));
     if constexpr (ROWS == 128)
-        PRODUCT(128, NAMES_64, "%64", "%65", SUMS_OF(0), SUMS_OF(4), SUMS_OF(8), SUMS_OF(12));
+        PRODUCT(128, NAMES_64, "%64", "%65", MANY_SUMS_OF(0));
+    if constexpr (ROWS == 256)
+        PRODUCT(256, NAMES_128, "%128", "%129", MANY_SUMS_OF(0), MANY_SUMS_OF(16));
 }
 
 // Every thread of every block of the cluster meets here; what was written before is seen after.

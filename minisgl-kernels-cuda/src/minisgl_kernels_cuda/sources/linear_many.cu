@@ -1,0 +1,234 @@
+// Many rows times a weight, as in a prefill: what counts is that the tensor cores never wait.
+//
+// A tile is 128 rows of x and 256 of the weight. Two warpgroups multiply, 64 rows each; one thread
+// of a third has the engine copy what they need through a ring in shared memory, 64 inputs a step,
+// and runs ahead of them over the ends of tiles. Two blocks make a cluster and take neighbouring
+// tiles of the same outputs: each reads half of the weight's rows, for both. There are as many
+// clusters as the device has room for; each takes tile after tile.
+//
+// A tile of a gated product is 128 gates and the ups that belong to them. What is written is
+// act(gate) * up, and gates and ups never leave the registers.
+#include "activation.cuh"
+#include "tma.cuh"
+
+constexpr int THREADS = 384, STAGES = 4;
+constexpr int ROWS = 128, OUTPUTS = 256, INPUTS = 64;  // of a tile; inputs of a step
+constexpr int BLOCKS = 2;                              // of a cluster
+constexpr int X_SLOT = ROWS * LINE, SLOT = X_SLOT + OUTPUTS * LINE, SLOT_BYTES = SLOT * 16;
+constexpr int BOX = 64 * LINE, BOXES = 2;  // that a warpgroup writes at a time
+constexpr int RESULTS = 2 * BOXES * BOX;
+// Pairs of blocks of rows that are gone through with the same outputs before the next ones: the
+// tiles that run at the same time share what they read, in the L2 cache.
+constexpr int PAIRS = 8;
+
+typedef float Sums[OUTPUTS / 8][4];
+
+// Each activation has a kernel of its own: a choice at run time would be made for every element, or
+// would have all of them converted at once in front of it.
+template <Activation KIND>
+struct Product {
+    static constexpr int WIDTH = KIND ? OUTPUTS / 2 : OUTPUTS;  // outputs of a tile
+
+    const scalar* bias;  // [n] or null
+    int m, n, k;         // x is [m, k], the weight [n, k]
+
+    INLINE int num_outputs() const { return KIND ? n / 2 : n; }
+    INLINE int num_steps() const { return (k + INPUTS - 1) / INPUTS; }
+};
+
+// Where a cluster is: it takes every num_clusters-th tile, or rather pair of tiles.
+struct Place {
+    int tile, num_tiles, num_pairs, num_columns;
+
+    template <Activation KIND>
+    INLINE Place(const Product<KIND>& p) : tile(blockIdx.x / BLOCKS) {
+        num_pairs = (p.m + BLOCKS * ROWS - 1) / (BLOCKS * ROWS);
+        num_columns = (p.num_outputs() + p.WIDTH - 1) / p.WIDTH;
+        num_tiles = num_pairs * num_columns;
+    }
+    INLINE bool is_there() const { return tile < num_tiles; }
+    INLINE void advance() { tile += gridDim.x / BLOCKS; }
+    // The first row of this block, and the number of the outputs.
+    INLINE void find(int& row, int& column) const {
+        int first = tile / (PAIRS * num_columns) * PAIRS, rest = tile - first * num_columns;
+        int height = min(PAIRS, num_pairs - first);
+        column = rest / height;
+        row = ((first + rest % height) * BLOCKS + cluster_rank()) * ROWS;
+    }
+};
+
+// The ring, as one who fills or reads it sees it. A slot is x and then the weight.
+struct Ring {
+    uint4* slots;
+    Arrivals *full, *empty;
+    int stage, parity;
+
+    INLINE Ring(uint4* shared) : slots(shared), stage(0), parity(0) {
+        full = reinterpret_cast<Arrivals*>(shared + STAGES * SLOT + RESULTS);
+        empty = full + STAGES;
+    }
+    INLINE uint4* slot() const { return slots + stage * SLOT; }
+    INLINE void advance() {
+        if (++stage < STAGES) return;
+        stage = 0;
+        parity ^= 1;
+    }
+    // Called by a whole warpgroup that has read a slot; what comes next is written to both blocks.
+    INLINE void release(int which) const {
+        if (threadIdx.x % 128 < BLOCKS) arrive_at(empty + which, threadIdx.x % 128);
+    }
+};
+
+template <Activation KIND>
+INLINE void fill(Ring ring, const MatrixMap& x, const MatrixMap& w, const Product<KIND>& p) {
+    int rank = cluster_rank(), num_steps = p.num_steps(), row, column;
+    for (Place at(p); at.is_there(); at.advance()) {
+        at.find(row, column);
+        // This block's half of the weight's rows: gates or ups, or outputs side by side.
+        int line = column * p.WIDTH + rank * (KIND ? p.n / 2 : OUTPUTS / BLOCKS);
+        for (int i = 0; i < num_steps; i++) {
+            Arrivals* full = ring.full + ring.stage;
+            uint4* slot = ring.slot();
+            wait_for(ring.empty + ring.stage, ring.parity ^ 1);
+            arrive_and_expect(full, SLOT_BYTES);
+            load_box(slot, x, i * INPUTS, row, full);
+            load_box_for_both(slot + X_SLOT + rank * (OUTPUTS / BLOCKS * LINE), w, i * INPUTS, line,
+                              full);
+            ring.advance();
+        }
+    }
+}
+
+// A warpgroup's sums of a tile: 64 rows, in the order of multiply_add.
+INLINE void multiply(Sums& sums, Ring& ring, int group, int num_steps) {
+    int previous = 0;
+    for (int i = 0; i < num_steps; i++) {
+        wait_for(ring.full + ring.stage, ring.parity);
+        Operand x = operand(ring.slot() + group * 64 * LINE), w = operand(ring.slot() + X_SLOT);
+        start_products();
+#pragma unroll
+        for (int piece = 0; piece < LINE; piece += 2)  // 16 inputs
+            multiply_add<OUTPUTS>(sums, x + piece, w + piece);
+        submit_products();
+        products_pending<1>();  // the step before is done while this one runs
+        if (i) ring.release(previous);
+        previous = ring.stage;
+        ring.advance();
+    }
+    products_pending<0>();
+    ring.release(previous);
+}
+
+// To the sums of a tile whose first output is `output`.
+template <Activation KIND>
+INLINE void add_bias(Sums& sums, const Product<KIND>& p, int output) {
+    int pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < OUTPUTS / 8; j++) {
+        int at = output + j * 8 % p.WIDTH + pair;
+        if (at >= p.num_outputs()) continue;  // n is even
+        const scalar* bias = p.bias + (j * 8 < p.WIDTH ? at : at + p.n / 2);
+        float even = widen(bias[0]), odd = widen(bias[1]);
+        sums[j][0] += even;
+        sums[j][1] += odd;
+        sums[j][2] += even;
+        sums[j][3] += odd;
+    }
+}
+
+// A sum as it is stored: of output 8 j + i % 2 and this thread's row, or 8 rows below.
+template <Activation KIND>
+INLINE u32 result(const Sums& sums, int j, int i) {
+    if (KIND == NO_ACTIVATION) return narrow(sums[j][i]);
+    return gated(KIND, narrow(sums[j][i]), narrow(sums[j + OUTPUTS / 16][i]));
+}
+
+// Write a warpgroup's results, 128 outputs at a time; 64 rows from `row` on.
+template <Activation KIND>
+INLINE void finish(const Sums& sums, uint4* results, const MatrixMap& out, int row, int output,
+                   int num_outputs) {
+    bool is_first = threadIdx.x % 128 == 0;
+    int group = threadIdx.x / 128, line = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+    constexpr int WIDTH = 64 * BOXES;
+#pragma unroll
+    for (int first = 0; first < (KIND ? WIDTH : OUTPUTS); first += WIDTH) {
+        if (is_first) wait_until_stores_are_read();
+        warpgroup_barrier(group);
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j += 2) {
+            // Also keeps the compiler from computing all at the same time, for which this one
+            // needs too many registers.
+            if (KIND == GELU_TANH && output + j * 8 >= num_outputs) break;
+            u32 pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int at = first / 8 + j + i / 2, half = i % 2 * 2;
+                pairs[i] = result<KIND>(sums, at, half) | result<KIND>(sums, at, half + 1) << 16;
+            }
+            int piece = j + threadIdx.x % 32 / 16;
+            store_matrices(results + piece / LINE * BOX + swizzled(line, piece % LINE), pairs);
+        }
+        publish_operands();
+        warpgroup_barrier(group);
+        if (is_first) {
+#pragma unroll
+            for (int box = 0; box < BOXES; box++)
+                store_box(out, results + box * BOX, output + first + box * 64, row);
+            end_store_group();
+        }
+    }
+}
+
+// What a warpgroup does that multiplies, all its tiles long.
+template <Activation KIND>
+INLINE void take_tiles(Ring ring, uint4* results, const MatrixMap& out, const Product<KIND>& p) {
+    int group = threadIdx.x / 128 - 1, row, column;
+    results += group * BOXES * BOX;
+    for (Place at(p); at.is_there(); at.advance()) {
+        Sums sums = {};
+        multiply(sums, ring, group, p.num_steps());
+        at.find(row, column);
+        row += group * 64;
+        if (p.bias) add_bias(sums, p, column * p.WIDTH);
+        finish<KIND>(sums, results, out, row, column * p.WIDTH, p.num_outputs());
+    }
+    if (threadIdx.x % 128 == 0) wait_for_stores();
+}
+
+template <Activation KIND>
+INLINE void linear_many(const MatrixMap& x, const MatrixMap& w, const MatrixMap& out,
+                        const Product<KIND>& p) {
+    SHARED_LINES(shared);
+    Ring ring(shared);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            expect_arrivals(ring.full + i, 1);
+            expect_arrivals(ring.empty + i, BLOCKS * 2);  // of each warpgroup that reads the slot
+        }
+        publish_arrivals();
+    }
+    pdl_launch();
+    cluster_barrier();
+    pdl_wait();
+    if (threadIdx.x < 128) {
+        give_back_registers<40>();
+        if (threadIdx.x == 0) fill(ring, x, w, p);
+        __syncwarp();
+    } else {
+        take_registers<232>();
+        take_tiles(ring, shared + STAGES * SLOT, out, p);
+    }
+    cluster_leave();  // until then the other block may copy to this one, and arrive
+}
+
+#define MINISGL_LINEAR_MANY(NAME, KIND)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_many_##NAME(            \
+        const __grid_constant__ MatrixMap x, const __grid_constant__ MatrixMap w,           \
+        const __grid_constant__ MatrixMap out, const scalar* bias, int m, int n, int k) {   \
+        linear_many(x, w, out, Product<KIND>{bias, m, n, k});                               \
+    }
+
+MINISGL_LINEAR_MANY(plain, NO_ACTIVATION)
+MINISGL_LINEAR_MANY(silu, SILU)
+MINISGL_LINEAR_MANY(gelu, GELU)
+MINISGL_LINEAR_MANY(gelu_tanh, GELU_TANH)
