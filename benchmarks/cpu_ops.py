@@ -5,8 +5,9 @@
     .venv/bin/python benchmarks/cpu_ops.py attention ops
 
 ``linear`` is time over the floor: bytes of the weight over the read bandwidth measured first.
-``torch`` and ``native`` are what the two kernel sets choose, ``panels`` and ``dots`` the two forms
-that ``native`` chooses from. In brackets are GFLOP/s, which count from some 16 rows on.
+``torch`` and ``native`` are what the two kernel sets choose, ``panels``, ``dots`` and, where the
+CPU has AMX, ``tiles`` the forms that ``native`` chooses from; the weights are sums of two bfloat16,
+so that all forms can be had. In brackets are GFLOP/s, which count from some 16 rows on.
 Enough copies of a weight are used in turn that none stays in a cache of ordinary size.
 ``attention`` and ``ops`` are microseconds per call. The methods of a row are timed in turn,
 round by round, and medians are shown, so that a busy machine slows all of them alike: compare
@@ -28,7 +29,7 @@ from minisgl.attention.native_backend import NativeAttentionBackend
 from minisgl.attention.torch_backend import TorchAttentionBackend
 from minisgl.ops import torch_ops
 from minisgl.ops.cpu_linear import pack_linear as pack_by_torch
-from minisgl.ops.native_linear import NativeLinear, pack_linear
+from minisgl.ops.native_linear import NativeLinear, fits_tiles, pack_linear
 from minisgl.testing.attention_case import AttentionCase, AttentionShape
 from minisgl.testing.paged_batches import Step
 
@@ -72,14 +73,25 @@ def linear_forms(weights: list[Tensor], x: Tensor) -> dict[str, Callable[[], obj
     by_torch = [pack_by_torch(weight) for weight in weights]
     native = [pack_linear(weight) for weight in weights]
     panels = [NativeLinear(weight, None) for weight in weights]
-    dots = [NativeLinear(weight, None, is_packed=False) for weight in weights]
-    return {
+    dots = [NativeLinear(weight, None, "dots") for weight in weights]
+    tiles = [NativeLinear(weight, None, "tiles") for weight in weights if fits_tiles(weight)]
+    forms: dict[str, Callable[[], object]] = {
         "F.linear": lambda: [F.linear(x, w) for w in weights],
         "torch": lambda: [linear(x) for linear in by_torch],
         "native": lambda: [linear(x) for linear in native],
         "panels": lambda: [linear(x) for linear in panels],
         "dots": lambda: [linear(x) for linear in dots],
     }
+    if tiles:
+        forms["tiles"] = lambda: [linear(x) for linear in tiles]
+    return forms
+
+
+def make_weight(shape: tuple[int, int]) -> Tensor:
+    """Make a random weight of two bfloat16 a number, as quantised ones are."""
+    numbers = torch.randn(shape)
+    high = numbers.bfloat16().float()
+    return high + (numbers - high).bfloat16().float()
 
 
 def print_linear(rows: list[int]) -> None:
@@ -89,7 +101,7 @@ def print_linear(rows: list[int]) -> None:
     for model, shapes in SHAPES.items():
         for shape in shapes:
             count = max(1, int(BYTES_PER_ROUND / (4 * shape[0] * shape[1])))
-            weights = [torch.randn(shape) for _ in range(count)]
+            weights = [make_weight(shape) for _ in range(count)]
             floor = count * weights[0].nbytes / bandwidth
             for num_rows in rows:
                 forms = linear_forms(weights, torch.randn(num_rows, shape[1]))

@@ -132,6 +132,7 @@ def test_the_schedule_does_not_change_the_tokens(work: Work, case: Case) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_no_schedule_changes_the_tokens(work: Work, page_size: int) -> None:
     for case in ALL_CASES:
