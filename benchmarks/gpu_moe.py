@@ -3,6 +3,7 @@ r"""Time the fused MoE on a GPU: one layer of Qwen3-30B-A3B unless told otherwis
     python benchmarks/gpu_moe.py
     python benchmarks/gpu_moe.py --tokens 1,64 --json out.json
     python benchmarks/gpu_moe.py --flashinfer          # its cutlass_fused_moe beside ours
+    python benchmarks/gpu_moe.py --tokens 4096 --in-turn    # and cuBLAS, one after the other
     python benchmarks/gpu_moe.py --num-experts 8 --top-k 2 --hidden-size 4096 \
         --intermediate-size 14336                                           # Mixtral 8x7B
 
@@ -19,20 +20,29 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.devices import require_gpus
+from minisgl.device import compute_capability
 from minisgl.moe.torch_backend import TorchMoEBackend
 from minisgl_moe_triton.backend import FusedMoEBackend
 from minisgl_moe_triton.bench import config_of
-from minisgl_moe_triton.launch import LayerInputs
+from minisgl_moe_triton.launch import Launcher, LayerInputs
 from minisgl_moe_triton.measure import LayerBench
 from minisgl_moe_triton.plan import LayerShape
+from minisgl_moe_triton.tables import find_steps
+from minisgl_moe_triton.workspace import Workspace
 
 DEFAULT_TOKENS = "1,2,4,8,16,32,64,128,256,1024,4096"
 MAX_CHECKED_TOKENS = 64
+SQUARE = 8192
+ROUNDS = 40
+WARM_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +98,72 @@ def main() -> None:
         )
         results.append(result)
     print_table(results, shape)
+    if args.in_turn:
+        print_in_turn(bench, backend, max(token_counts), args.table)
     if args.json:
         lines = [asdict(result) for result in results]
         args.json.write_text(json.dumps({"shape": asdict(shape), "rows": lines}, indent=1))
+
+
+def print_in_turn(
+    bench: LayerBench, backend: FusedMoEBackend, num_tokens: int, table: Path | None
+) -> None:
+    """Time a layer and cuBLAS in turn, then the layer's parts, and print them."""
+    sets = bench.inputs(num_tokens, 4)
+    flops = bench.work(sets).flops
+    matrix = torch.randn(SQUARE, SQUARE, dtype=torch.bfloat16, device=bench.device)
+    layer_us, square_us = time_in_turn(
+        (bench.capture(lambda inputs: backend.forward(*inputs), sets), len(sets)),
+        (bench.capture(lambda _: matrix @ matrix, sets[:2]), 2),  # about as long as four layers
+    )
+    reached, rate = flops / layer_us * 1e-6, 2.0 * SQUARE**3 / square_us * 1e-6
+    print(
+        f"{num_tokens} tokens and cuBLAS {SQUARE}^3 in turn: {layer_us:.1f} us, "
+        f"{reached:.0f} of {rate:.0f} TFLOP/s, {reached / rate:.1%}"
+    )
+    parts = parts_of(bench, sets[0], table)
+    times = time_in_turn(*((bench.capture(call, sets), len(sets)) for call in parts.values()))
+    each = (f"{name} {time_us:.1f} us" for name, time_us in zip(parts, times, strict=True))
+    print("its parts: " + ", ".join(each))
+
+
+def parts_of(
+    bench: LayerBench, inputs: LayerInputs, table: Path | None
+) -> dict[str, Callable[[LayerInputs], object]]:
+    """Return the launches of a layer; they work on what the first of them left."""
+    shape, num_tokens = bench.shape, len(inputs.hidden_states)
+    sm = compute_capability(bench.device)
+    steps = find_steps(shape, torch.cuda.get_device_name(), sm, table)
+    step = next(each for each in steps if num_tokens <= each.max_tokens)
+    workspace = Workspace(shape, steps, num_tokens, bench.device)
+    launcher = Launcher(shape, True, workspace, has_overlap=sm is not None and sm >= 90)
+    out = torch.empty_like(inputs.hidden_states)
+    launcher.run(inputs, step, out)
+    first = inputs.router_logits
+    return {
+        "route": lambda _: launcher.route(first, step.block_m),
+        "gate and up": lambda each: launcher.gate_up(each, step),
+        "down": lambda each: launcher.down(each, step),
+        "sum": lambda _: launcher.combine(out),
+    }
+
+
+def time_in_turn(*graphs: tuple[torch.cuda.CUDAGraph, int]) -> list[float]:
+    """Return the time of a call of each graph, in microseconds; the median over rounds of all.
+
+    Args:
+        graphs: Each with the number of its calls.
+    """
+    times: list[list[float]] = [[] for _ in graphs]
+    for _ in range(ROUNDS):
+        for (graph, num_calls), found in zip(graphs, times, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) * 1e3 / num_calls)
+    return [statistics.median(found[WARM_ROUNDS:]) for found in times]
 
 
 def time_flashinfer(
@@ -119,14 +192,12 @@ def relative_error(
     backend: FusedMoEBackend, reference: TorchMoEBackend, inputs: LayerInputs
 ) -> float:
     """Compare with the reference in float32, where that is affordable."""
-    if len(inputs.hidden_states) > MAX_CHECKED_TOKENS:
-        part = inputs._replace(
-            hidden_states=inputs.hidden_states[:MAX_CHECKED_TOKENS],
-            router_logits=inputs.router_logits[:MAX_CHECKED_TOKENS],
-        )
-        out = backend.forward(*inputs)[:MAX_CHECKED_TOKENS]
-    else:
-        part, out = inputs, backend.forward(*inputs)
+    # The last tokens: they are the rows of the blocks that are not full.
+    last = slice(-MAX_CHECKED_TOKENS, None)
+    part = inputs._replace(
+        hidden_states=inputs.hidden_states[last], router_logits=inputs.router_logits[last]
+    )
+    out = backend.forward(*inputs)[last]
     # One expert at a time: all weights in float32 would not fit beside everything else.
     weights, experts = _route(part, reference)
     expected = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
@@ -173,10 +244,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", default=DEFAULT_TOKENS)
     parser.add_argument("--table", type=Path, help="table of tiles")
     parser.add_argument("--flashinfer", action="store_true", help="time FlashInfer's too")
+    parser.add_argument("--in-turn", action="store_true", help="time cuBLAS beside the layer")
     parser.add_argument("--tb-s", type=float, default=4.2, help="memory bandwidth")
     parser.add_argument("--tflop-s", type=float, default=780.0, help="rate of matrix products")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    require_gpus(parser)
+    return args
 
 
 if __name__ == "__main__":

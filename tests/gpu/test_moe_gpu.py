@@ -15,6 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from minisgl.testing.reference import Experts, assert_close
+from minisgl_moe_triton.backend import FusedMoEBackend
 from minisgl_moe_triton.plan import Step, TileShape
 from tests.moe_triton.moe_case import Layer, Sizes, tiled_backend
 
@@ -65,6 +66,13 @@ def test_ways_to_load_on_the_gpu(
     for sizes in (WIDE, Sizes(8, 3, 328, 200, dtype=torch.bfloat16)):
         backend = tiled_backend(tmp_path, sizes, Step(1 << 30, block_m, tile, tile, has_halves))
         check(Layer(sizes, backend), 300)
+
+
+def test_the_packages_tiles_for_qwen3_30b_a3b() -> None:
+    sizes = Sizes(128, 8, 2048, 768, dtype=torch.bfloat16)
+    layer = Layer(sizes, FusedMoEBackend(sizes.config(max_num_tokens=4096)))
+    for num_tokens in (200, 4096):
+        check(layer, num_tokens)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 24, 200])

@@ -76,6 +76,14 @@ def test_blocks_in_halves(tmp_path: Path, num_tokens: int) -> None:
     Layer(sizes, backend).check(num_tokens)
 
 
+@pytest.mark.parametrize("has_tma", [False, True])
+def test_ways_to_load(tmp_path: Path, has_tma: bool) -> None:
+    # 40 columns are no multiple of a tile: where gate ends, rows of up are loaded and not stored.
+    for sizes in (Sizes(), Sizes(5, 3, 56, 24)):
+        step = small_tiles(32, has_halves=True, has_tma=has_tma)
+        Layer(sizes, tiled_backend(tmp_path, sizes, step)).check(70)
+
+
 def test_one_token_in_many_tiles(tmp_path: Path) -> None:
     sizes = Sizes(top_k=3, hidden_size=50, intermediate_size=37)
     tile = TileShape(block_n=4, block_k=8)

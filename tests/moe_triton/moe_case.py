@@ -74,7 +74,9 @@ def tiled_backend(folder: Path, sizes: Sizes, *steps: Step) -> FusedMoEBackend:
     return FusedMoEBackend(sizes.config(settings=FusedSettings(table=path)))
 
 
-def small_tiles(block_m: int = 16, group_m: int = 1, has_halves: bool = False) -> Step:
+def small_tiles(
+    block_m: int = 16, group_m: int = 1, has_halves: bool = False, has_tma: bool = False
+) -> Step:
     """Tiles that even a small layer needs several of in each direction."""
-    tile = TileShape(block_n=16, block_k=16, num_warps=4, num_stages=2, group_m=group_m)
+    tile = TileShape(16, 16, num_stages=2, group_m=group_m, has_tma=has_tma)
     return Step(1 << 30, block_m, tile, tile, has_halves)

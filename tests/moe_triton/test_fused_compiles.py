@@ -15,12 +15,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from minisgl_moe_triton import grouped_kernels, route_kernels, single_kernels
+from minisgl_moe_triton import (
+    down_kernels,
+    gate_up_kernels,
+    route_kernels,
+    single_kernels,
+)
 from minisgl_moe_triton.settings import is_interpreted
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="the interpreter is on")
 
-INTS = ("slots", "block_expert", "block_rows", "num_blocks", "experts", "counts", "starts")
+INTS = ("slots", "block_expert", "block_rows", "num_blocks", "experts", "counts")
 FLOATS = ("weights", "route_weights")
 NUMBERS = ("num_tokens", "num_programs", "max_blocks")
 SIZES = {
@@ -39,19 +44,18 @@ SIZES = {
 ROUTING = [
     (route_kernels.route_and_sort_kernel, {"rows": 16, "block_m": 16}),
     (route_kernels.route_kernel, {"rows": 32}),
-    (route_kernels.scan_kernel, {"rows": 32, "block_m": 16}),
-    (route_kernels.sort_kernel, {"rows": 32}),
-    (grouped_kernels.combine_kernel, {"block_n": 256}),
+    (route_kernels.sort_kernel, {"rows": 32, "block_m": 16, "count_rows": 64}),
+    (down_kernels.combine_kernel, {"block_n": 256}),
     (single_kernels.single_gate_up_kernel, {"block_n": 8, "block_k": 256, "stages": 4}),
     (single_kernels.single_down_kernel, {"block_n": 8, "block_k": 64}),
 ]
 THIN = {"block_m": 16, "block_n": 32, "block_k": 128}
 WIDE = {"block_m": 128, "block_n": 64, "block_k": 64, "has_halves": True}
 PRODUCTS = [
-    (grouped_kernels.gate_up_kernel, THIN),
-    (grouped_kernels.gate_up_kernel, WIDE),
-    (grouped_kernels.down_kernel, THIN),
-    (grouped_kernels.down_kernel, WIDE),
+    (gate_up_kernels.gate_up_kernel, THIN),
+    (gate_up_kernels.gate_up_kernel, WIDE),
+    (down_kernels.down_kernel, THIN),
+    (down_kernels.down_kernel, WIDE),
 ]
 IDS = [f"{kernel.__name__}-{i}" for i, (kernel, _) in enumerate(ROUTING + PRODUCTS)]  # type: ignore[attr-defined]  # of the function
 
@@ -83,12 +87,13 @@ def type_of(name: str, constants: dict[str, Any], kernel: Any) -> str:  # Any: a
     if name in FLOATS:
         return "*fp32"
     described = {"weight": "block_n"}
-    if kernel is grouped_kernels.down_kernel:
+    if kernel is down_kernels.down_kernel:
         described |= {"h": "block_m", "h_half": "block_m"}
     rows = described.get(name)
     if constants["has_tma"] and rows:
         size = constants[rows] // (2 if name == "h_half" and constants["has_halves"] else 1)
-        return f"tensordesc<bf16[{size}, {constants['block_k']}]>"
+        pair = "2, " if kernel is gate_up_kernels.gate_up_kernel else ""
+        return f"tensordesc<bf16[{pair}{size}, {constants['block_k']}]>"
     return "*bf16"
 
 
@@ -98,15 +103,17 @@ def test_a_kernel_compiles(kernel: Any, values: dict[str, Any], sm: int) -> None
     assert compile_for(sm, kernel, values).asm["cubin"]
 
 
+@pytest.mark.parametrize("sm", [90, 100])
 @pytest.mark.parametrize(("kernel", "values"), PRODUCTS, ids=IDS[len(ROUTING) :])
 def test_the_products_compile_with_tensor_descriptors(
     kernel: Any,  # Any: as above
     values: dict[str, Any],
+    sm: int,
 ) -> None:
-    text = compile_for(90, kernel, values | {"has_tma": True}).asm["ptx"]
+    text = compile_for(sm, kernel, values | {"has_tma": True}).asm["ptx"]
     assert "cp.async.bulk.tensor" in text
 
 
 def test_the_large_products_use_the_tensor_cores_of_hopper() -> None:
-    text = compile_for(90, grouped_kernels.gate_up_kernel, WIDE).asm["ptx"]
+    text = compile_for(90, gate_up_kernels.gate_up_kernel, WIDE).asm["ptx"]
     assert "wgmma.mma_async" in text

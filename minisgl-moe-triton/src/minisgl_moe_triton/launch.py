@@ -7,14 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minisgl_moe_triton.grouped_kernels import combine_kernel, down_kernel, gate_up_kernel
+from minisgl_moe_triton.down_kernels import combine_kernel, down_kernel
+from minisgl_moe_triton.gate_up_kernels import gate_up_kernel
 from minisgl_moe_triton.plan import LayerShape, Step, TileShape
-from minisgl_moe_triton.route_kernels import (
-    route_and_sort_kernel,
-    route_kernel,
-    scan_kernel,
-    sort_kernel,
-)
+from minisgl_moe_triton.route_kernels import route_and_sort_kernel, route_kernel, sort_kernel
 from minisgl_moe_triton.single_kernels import single_down_kernel, single_gate_up_kernel
 from minisgl_moe_triton.workspace import Workspace
 
@@ -24,7 +20,7 @@ _ROUTE_ROWS = (4, 16, 64)
 _TILE_ELEMENTS = 8192
 """Largest tile of tokens by experts that one program holds in registers."""
 
-_SCAN_ELEMENTS = 8192
+_COUNT_ELEMENTS = 8192
 """Counts of programs by experts that are added up at a time."""
 
 
@@ -99,27 +95,28 @@ class Launcher:
         columns = -(-self._shape.intermediate_size // tile.block_n)
         gate_up_kernel[(max_blocks * columns,)](
             inputs.hidden_states,
-            _describe(weight, tile.block_n, tile.block_k) if tile.has_tma else weight,
+            _describe_pairs(weight, tile) if tile.has_tma else weight,
             ws.h, ws.slots, ws.weights,
             ws.block_expert, ws.block_rows, ws.num_blocks, max_blocks,
-            **self._sizes, top_k=self._shape.top_k, has_tma=tile.has_tma,
-            **self._blocks(step, tile),
+            **self._sizes, top_k=self._shape.top_k, **self._products(step, tile),
+            group_m=tile.group_m, has_halves=step.has_halves,
         )  # fmt: skip
 
     def down(self, inputs: LayerInputs, step: Step) -> None:
         """Compute the second product."""
         ws, tile, weight = self._ws, step.down, inputs.down_weight
-        max_blocks = self._shape.max_blocks(len(inputs.hidden_states), step.block_m)
-        columns = -(-self._shape.hidden_size // tile.block_n)
+        blocks = (ws.block_expert, ws.block_rows, ws.num_blocks)
+        half = step.block_m // 2 if step.has_halves else step.block_m
         operands: tuple[object, ...] = (ws.h, ws.h, weight)
         if tile.has_tma:
-            half = step.block_m // 2 if step.has_halves else step.block_m
             sizes = ((ws.h, step.block_m), (ws.h, half), (weight, tile.block_n))
             operands = tuple(_describe(tensor, rows, tile.block_k) for tensor, rows in sizes)
+        max_blocks = self._shape.max_blocks(len(inputs.hidden_states), step.block_m)
+        columns = -(-self._shape.hidden_size // tile.block_n)
         down_kernel[(max_blocks * columns,)](
-            *operands, ws.y, ws.slots,
-            ws.block_expert, ws.block_rows, ws.num_blocks, max_blocks,
-            **self._sizes, has_tma=tile.has_tma, **self._blocks(step, tile),
+            *operands, ws.y, ws.slots, *blocks, max_blocks,
+            **self._sizes, **self._products(step, tile),
+            group_m=tile.group_m, has_halves=step.has_halves,
         )  # fmt: skip
 
     def combine(self, out: torch.Tensor) -> None:
@@ -155,18 +152,14 @@ class Launcher:
         programs = -(-num_tokens // ws.sort_rows)
         warps = _warps_of(ws.sort_rows * ws.width)
         part = {"rows": ws.sort_rows, "width": ws.width, **self._options(warps)}
-        scan_rows = min(_SCAN_ELEMENTS // ws.width, 1 << (programs - 1).bit_length())
+        count_rows = min(_COUNT_ELEMENTS // ws.width, 1 << (programs - 1).bit_length())
         route_kernel[(programs,)](
             logits, ws.weights, ws.experts, ws.counts, num_tokens, **self._routing, **part
         )
-        scan_kernel[(1,)](
-            ws.counts, ws.starts, ws.block_expert, ws.block_rows, ws.num_blocks, programs,
-            block_m=block_m, rows=scan_rows, width=ws.width,
-            **self._options(_warps_of(scan_rows * ws.width)),
-        )  # fmt: skip
         sort_kernel[(programs,)](
-            ws.experts, ws.counts, ws.starts, ws.slots, num_tokens,
-            top_k=self._shape.top_k, **part,
+            ws.experts, ws.counts, ws.slots,
+            ws.block_expert, ws.block_rows, ws.num_blocks, num_tokens, programs,
+            top_k=self._shape.top_k, block_m=block_m, count_rows=count_rows, **part,
         )  # fmt: skip
 
     def _rows_for(self, num_tokens: int) -> int:
@@ -181,13 +174,12 @@ class Launcher:
             "is_renormalized": self._is_renormalized,
         }
 
-    def _blocks(self, step: Step, tile: TileShape) -> dict[str, Any]:  # Any: as above
+    def _products(self, step: Step, tile: TileShape) -> dict[str, Any]:  # Any: as above
         return {
             "block_m": step.block_m,
-            "has_halves": step.has_halves,
             "block_n": tile.block_n,
             "block_k": tile.block_k,
-            "group_m": tile.group_m,
+            "has_tma": tile.has_tma,
             "precision": self._precision,
             "num_stages": tile.num_stages,
             **self._options(tile.num_warps),
@@ -211,3 +203,11 @@ def _warps_of(num_elements: int) -> int:
 def _describe(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Describe the rows of a contiguous tensor to the tensor memory accelerator."""
     return TensorDescriptor.from_tensor(tensor.view(-1, tensor.shape[-1]), [rows, columns])
+
+
+def _describe_pairs(weight: torch.Tensor, tile: TileShape) -> TensorDescriptor:
+    """Describe rows of gate, and with each of them that of up, an expert's half further down."""
+    num_experts, both, hidden = weight.shape
+    inner = both // 2
+    shape, strides = [2, num_experts * both - inner, hidden], [inner * hidden, hidden, 1]
+    return TensorDescriptor(weight, shape, strides, [2, tile.block_n, tile.block_k])

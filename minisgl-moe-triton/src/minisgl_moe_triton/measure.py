@@ -76,6 +76,10 @@ class LayerBench:
 
     def time_us(self, call: Call, sets: list[LayerInputs]) -> float:
         """Return the time of a call on the device, in microseconds; the median of replays."""
+        return statistics.median(_timed(self.capture(call, sets).replay)) / len(sets)
+
+    def capture(self, call: Call, sets: list[LayerInputs]) -> torch.cuda.CUDAGraph:
+        """Capture a call on each of the sets, one behind the other, in one graph."""
         for inputs in sets[:2]:
             call(inputs)
         torch.cuda.synchronize()
@@ -83,8 +87,7 @@ class LayerBench:
         with torch.cuda.graph(graph):
             for inputs in sets:
                 call(inputs)
-        times = list(_timed(graph.replay))
-        return statistics.median(times) / len(sets)
+        return graph
 
     def time_eager_us(self, call: Call, sets: list[LayerInputs]) -> float:
         """Return the time of a call that cannot be captured, the host's share included."""

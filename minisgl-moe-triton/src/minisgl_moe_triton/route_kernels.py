@@ -6,8 +6,8 @@ know is then: the slots in block order, each block's expert and number of rows, 
 blocks. All of it is computed without the host, and within an expert slots stay in token order, so
 that a result never depends on a race.
 
-A few tokens are one program's work. More take three launches: each program counts its own tokens,
-one program adds the counts up, each program places its own tokens.
+A few tokens are one program's work. More take two launches: each program counts its own tokens,
+then each adds up the counts of all, which takes less than a launch in between, and places its own.
 """
 
 from __future__ import annotations
@@ -77,31 +77,36 @@ def choose(
 
 
 @jit
-def store_blocks(
+def first_blocks(counts: tl.tensor, block_m: tl.constexpr) -> tl.tensor:
+    """Return the first block of each expert, ``[width]`` int32, from its slots."""
+    blocks = (counts + block_m - 1) // block_m
+    return tl.cumsum(blocks, axis=0) - blocks
+
+
+@jit
+def store_blocks(  # noqa: PLR0913  # as a kernel
     counts: tl.tensor,
+    first: tl.tensor,
     columns: tl.tensor,
     block_expert: tl.pointer_type,
     block_rows: tl.pointer_type,
     num_blocks: tl.pointer_type,
     block_m: tl.constexpr,
     most: tl.constexpr,
-) -> tl.tensor:
+) -> None:
     """Write the list of blocks.
 
     Args:
         counts: ``[width]`` int32 slots of each expert.
+        first: What `first_blocks` makes of them.
         columns: ``[width]`` expert numbers.
         block_expert: int32 expert of each block.
         block_rows: int32 rows in use of each block.
         num_blocks: ``[1]`` int32.
         block_m: Rows of a block.
         most: The most blocks that one expert can have; 0 where only the counts say.
-
-    Returns:
-        ``[width]`` int32 first block of each expert.
     """
     blocks = (counts + block_m - 1) // block_m
-    starts = tl.cumsum(blocks, axis=0) - blocks
     tl.store(num_blocks, tl.sum(blocks, axis=0))
     if most == 0:
         rounds = tl.max(blocks, axis=0)
@@ -110,9 +115,8 @@ def store_blocks(
     for i in range(rounds):
         is_used = i < blocks
         rows = tl.minimum(counts - i * block_m, block_m)
-        tl.store(block_expert + starts + i, columns, mask=is_used)
-        tl.store(block_rows + starts + i, rows, mask=is_used)
-    return starts
+        tl.store(block_expert + first + i, columns, mask=is_used)
+        tl.store(block_rows + first + i, rows, mask=is_used)
 
 
 @jit
@@ -147,8 +151,9 @@ def route_and_sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one 
     chosen = is_chosen.to(tl.int32)
     counts = tl.sum(chosen, axis=0)
     most = (rows + block_m - 1) // block_m
-    starts = store_blocks(counts, column, block_expert, block_rows, num_blocks, block_m, most)
-    place = starts[None, :] * block_m + tl.cumsum(chosen, axis=0) - chosen
+    first = first_blocks(counts, block_m)
+    store_blocks(counts, first, column, block_expert, block_rows, num_blocks, block_m, most)
+    place = first[None, :] * block_m + tl.cumsum(chosen, axis=0) - chosen
     tl.store(slots + place, slot, mask=is_chosen)
 
 
@@ -188,60 +193,60 @@ def route_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
 
 
 @jit
-def scan_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
-    counts: tl.pointer_type,
-    starts: tl.pointer_type,
-    block_expert: tl.pointer_type,
-    block_rows: tl.pointer_type,
-    num_blocks: tl.pointer_type,
-    num_programs: tl.tensor,
-    block_m: tl.constexpr,
-    rows: tl.constexpr,
-    width: tl.constexpr,
-    has_overlap: tl.constexpr,
-) -> None:
-    """Turn counts into places; the grid is ``(1,)``.
-
-    ``counts`` becomes the number of an expert's slots in earlier programs; ``starts``, ``[width]``
-    int32, is the place of each expert's first slot.
-    """
-    wait_for_previous(has_overlap)
-    column = tl.arange(0, width)
-    before = tl.zeros([width], tl.int32)
-    for first in range(0, num_programs, rows):
-        program = first + tl.arange(0, rows)[:, None]
-        at = counts + program * width + column[None, :]
-        here = tl.load(at, mask=program < num_programs, other=0)
-        places = tl.cumsum(here, axis=0) - here + before[None, :]
-        tl.store(at, places, mask=program < num_programs)
-        before += tl.sum(here, axis=0)
-    first_block = store_blocks(before, column, block_expert, block_rows, num_blocks, block_m, 0)
-    tl.store(starts + column, first_block * block_m)
-
-
-@jit
 def sort_kernel(  # noqa: PLR0913  # a kernel takes its arguments one by one
     experts: tl.pointer_type,
     counts: tl.pointer_type,
-    starts: tl.pointer_type,
     slots: tl.pointer_type,
+    block_expert: tl.pointer_type,
+    block_rows: tl.pointer_type,
+    num_blocks: tl.pointer_type,
     num_tokens: tl.tensor,
+    num_programs: tl.tensor,
     top_k: tl.constexpr,
+    block_m: tl.constexpr,
     rows: tl.constexpr,
     width: tl.constexpr,
+    count_rows: tl.constexpr,
     has_overlap: tl.constexpr,
 ) -> None:
-    """Write each slot at its place, ``rows`` tokens a program as in `route_kernel`."""
+    """Write each slot at its place, ``rows`` tokens a program as in `route_kernel`.
+
+    The first program also writes the list of blocks.
+    """
     wait_for_previous(has_overlap)
     program = tl.program_id(0)
-    token = program * rows + tl.arange(0, rows)
     column = tl.arange(0, width)
+    earlier, total = add_counts(counts, program, num_programs, width, count_rows)
+    first = first_blocks(total, block_m)
+    if program == 0:
+        store_blocks(total, first, column, block_expert, block_rows, num_blocks, block_m, 0)
+    token = program * rows + tl.arange(0, rows)
     order = tl.zeros([rows, width], tl.int32) + top_k
     for choice in range(top_k):
         expert = tl.load(experts + token * top_k + choice, mask=token < num_tokens, other=width)
         order = tl.where(expert[:, None] == column[None, :], choice, order)
     is_chosen = order < top_k
     chosen = is_chosen.to(tl.int32)
-    base = tl.load(starts + column) + tl.load(counts + program * width + column)
+    base = first * block_m + earlier
     place = base[None, :] + tl.cumsum(chosen, axis=0) - chosen
     tl.store(slots + place, token[:, None] * top_k + order, mask=is_chosen)
+
+
+@jit
+def add_counts(
+    counts: tl.pointer_type,
+    program: tl.tensor,
+    num_programs: tl.tensor,
+    width: tl.constexpr,
+    count_rows: tl.constexpr,
+) -> tl.tensor:
+    """Return each expert's slots in programs before this one, and in all of them."""
+    column = tl.arange(0, width)[None, :]
+    earlier = tl.zeros([count_rows, width], tl.int32)
+    total = tl.zeros([count_rows, width], tl.int32)
+    for first in range(0, num_programs, count_rows):
+        other = first + tl.arange(0, count_rows)[:, None]
+        here = tl.load(counts + other * width + column, mask=other < num_programs, other=0)
+        earlier += tl.where(other < program, here, 0)
+        total += here
+    return tl.sum(earlier, axis=0), tl.sum(total, axis=0)

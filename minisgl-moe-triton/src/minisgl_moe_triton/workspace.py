@@ -19,7 +19,6 @@ class Workspace:
         weights: ``[max_tokens, top_k]`` float32 routing weights.
         experts: ``[max_tokens, top_k]`` int32.
         counts: ``[programs, width]`` int32.
-        starts: ``[width]`` int32.
         slots: ``[rows]`` int32 slots in block order.
         block_expert: ``[blocks]`` int32.
         block_rows: ``[blocks]`` int32.
@@ -35,7 +34,7 @@ class Workspace:
         dtype: torch.dtype = getattr(torch, shape.dtype)
         blocks, rows = _most(shape, steps, max_tokens)
         self.width = max(16, 1 << (shape.num_experts - 1).bit_length())
-        self.sort_rows = max(1, min(SORT_ROWS, 4096 // self.width))
+        self.sort_rows = max(1, min(SORT_ROWS, 8192 // self.width))
         programs = -(-max_tokens // self.sort_rows)
         num_slots = max_tokens * shape.top_k
 
@@ -45,7 +44,6 @@ class Workspace:
         self.weights = torch.empty(num_slots, dtype=torch.float32, device=device)
         self.experts = ints(num_slots)
         self.counts = ints(programs, self.width)
-        self.starts = ints(self.width)
         self.slots = ints(rows)
         self.block_expert = ints(blocks)
         self.block_rows = ints(blocks)
