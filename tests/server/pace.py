@@ -27,7 +27,12 @@ _PACE = Throwaway(
 )
 
 
+def pace_wheel(folder: Path) -> Path:
+    """Make what has to be on the path of a process whose steps take at least `STEP_S` each."""
+    return _PACE.build_wheel(folder)
+
+
 def pace_env(folder: Path) -> dict[str, str]:
     """The environment in which each step takes at least `STEP_S`."""
-    paths = [str(_PACE.build_wheel(folder)), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(pace_wheel(folder)), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths)}

@@ -25,14 +25,22 @@ _READY = re.compile(r"ready: serving .* at (\S+) \(")
 class ServerProcess:
     """``minisgl serve`` as a user runs it; leaves nothing behind when the block ends."""
 
-    def __init__(self, model: Path | str, folder: Path, *flags: str, **env: str) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        folder: Path,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        **env: str,
+    ) -> None:
+        """Start it; ``prefix`` is a command that becomes what follows it, such as ``nsenter``."""
         self._log_path = folder / "server.log"
         self._log: IO[bytes] = self._log_path.open("wb")
         # Not in `folder`: where a path is too long for a socket, another place is taken.
         self.sockets = Path(tempfile.mkdtemp(prefix="minisgl_test_", dir="/tmp"))
         port = [] if any(flag.startswith(("--port", "--uds")) for flag in flags) else ["--port=0"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "minisgl", "serve", str(model), *port, *flags],
+            [*prefix, sys.executable, "-m", "minisgl", "serve", str(model), *port, *flags],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.pace import pace_env, pace_wheel
 from tests.tiny_models import TinyModel, save_tiny_model
 from tests.tp.rank_pool import RankPool
 
@@ -28,3 +29,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Tin
         return folder
 
     return save
+
+
+@pytest.fixture
+def slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what an LLM of this process generates last until a test has done what it wants."""
+    monkeypatch.syspath_prepend(pace_wheel(tmp_path))
+
+
+@pytest.fixture
+def paced(tmp_path: Path) -> dict[str, str]:
+    """The environment of a server with such steps."""
+    return pace_env(tmp_path)

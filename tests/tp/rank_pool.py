@@ -30,7 +30,7 @@ from minisgl.plugin.manager import PluginManager
 from minisgl.workers.contract import WorkerSpec
 from minisgl.workers.scheduler import SchedulerWorker
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 240.0  # the machine may have much else to do
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from minisgl.device import set_cpu_threads
 from minisgl.errors import IntegrityError
 from minisgl.sampling_params import SamplingParams
 from tests.tiny_models import TinyModel
@@ -72,6 +74,23 @@ def test_a_rank_that_samples_another_token_ends_the_group_loudly(
         pool.wrong_step.clear()
 
 
+@pytest.fixture
+def threads_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """What a rank on its own would use, where the user says nothing."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    yield set_cpu_threads(1)
+    torch.set_num_threads(before)
+
+
+def test_ranks_divide_the_cpu_threads(model_folder: ModelFolder, threads_of_one_rank: int) -> None:
+    pool = RankPool()  # its processes take over this environment
+    with open_group(model_folder("tiny", TINY), 2, pool) as group:
+        assert len(group.generate(PROMPTS, RANDOM)[0]) == 12
+        assert [facts.num_threads for facts in pool.facts] == [max(1, threads_of_one_rank // 2)]
+    pool.close()
+
+
 @pytest.mark.slow
 def test_a_group_may_be_idle_for_longer_than_its_time_limit(
     model_folder: ModelFolder, pool: RankPool
@@ -79,9 +98,9 @@ def test_a_group_may_be_idle_for_longer_than_its_time_limit(
     folder = model_folder("tiny", TINY)
     with open_group(folder, 2, pool):
         pass  # now torch is loaded, and the ranks meet in time
-    with open_group(folder, 2, pool, {**ROOMY, "distributed_timeout_s": 5.0}) as group:
+    with open_group(folder, 2, pool, {**ROOMY, "distributed_timeout_s": 15.0}) as group:
         before = group.generate(PROMPTS, SamplingParams(max_tokens=3, ignore_eos=True))
-        time.sleep(6)
+        time.sleep(16)
         assert group.generate(PROMPTS, SamplingParams(max_tokens=3, ignore_eos=True)) == before
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.errors import ModelError, PluginError, WorkerError
 from tests.tiny_models import TinyModel
 from tests.tp.group_harness import settings_for
+from tests.tp.spare_clock import GONE_S, PATIENCE_S, SpareClock, wait_for
 
 ModelFolder = Callable[[str, TinyModel], Path]
 
@@ -65,11 +66,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
-    deadline = time.monotonic() + within_s
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline, "a process has outlived its group"
-        time.sleep(0.02)
+def assert_gone(pids: Iterable[int]) -> None:
+    wait_for(lambda: not any(map(is_alive, pids)), "a group without a process that outlives it")
 
 
 def cpu_s(pid: int) -> float:
@@ -105,13 +103,16 @@ def interrupts() -> Iterator[None]:
 def test_an_interrupt_ends_its_call_and_nothing_else(llm: LLM) -> None:
     expected = llm.generate("def", GREEDY)
 
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        llm.generate([[5, 6, 7]] * 1000, ENDLESS)  # many, so that it is not over before
-    timer.join()
+        generate_until_interrupted(llm)
     assert llm.stats().num_running == 0
     assert llm.generate("def", GREEDY)[0]["text"] == expected[0]["text"]
+
+
+def generate_until_interrupted(llm: LLM) -> None:
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    llm.generate([[5, 6, 7]] * 1000, ENDLESS)  # many, so that it is not over before
 
 
 def test_ranks_that_wait_do_not_compute(llm: LLM) -> None:
@@ -130,30 +131,29 @@ def test_a_rank_that_cannot_start_is_heard_at_once(
     with pytest.raises(PluginError, match="no-such-thing"):
         LLM.from_settings(settings, manager)
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), f"{thread.name} still waits for the others"
 
 
+@pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_rank_ends_everything(tp: int, folder: Path) -> None:
     before = set(follower_pids())
     llm = LLM(str(folder), tp=tp, **SETTINGS)
     pids = sorted(set(follower_pids()) - before)
     assert len(pids) == tp - 1
-    killed_at = 0.0
+    clocks: list[SpareClock] = []
 
     def kill() -> None:
-        nonlocal killed_at
-        killed_at = time.monotonic()
+        clocks.append(SpareClock())
         os.kill(pids[-1], signal.SIGKILL)
 
-    timer = threading.Timer(0.3, kill)
     stream = llm.stream([8, 9, 10], ENDLESS)
-    timer.start()
+    threading.Timer(0.3, kill).start()
     with pytest.raises(WorkerError, match=r"scheduler \d was killed by signal 9"):
         llm.generate([[5, 6, 7]] * 4, ENDLESS)
-    assert time.monotonic() - killed_at < 5.0
-    assert_gone(pids, within_s=5.0 - (time.monotonic() - killed_at))
+    assert_gone(pids)
+    assert clocks[0].stop() < GONE_S
     last = list(stream)[-1]
     assert last["finish_reason"] == "error"
     assert "was killed by signal 9" in (last["error"] or "")
@@ -176,17 +176,20 @@ def test_a_rank_killed_while_nothing_runs_is_noticed(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_killed_while_it_starts_ends_the_start(folder: Path) -> None:
+@pytest.mark.parametrize("age_s", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+def test_a_rank_killed_at_any_time_of_its_start_ends_all(folder: Path, age_s: float) -> None:
     before = set(follower_pids())
     with ThreadPoolExecutor(1) as threads:
         opened = threads.submit(LLM, str(folder), tp=2, **SETTINGS)
-        while not (pids := set(follower_pids()) - before):
-            time.sleep(0.01)
-        (pid,) = pids
-        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: set(follower_pids()) != before, "a process for rank 1")
+        pids = set(follower_pids()) - before
+        time.sleep(age_s)
+        clock = SpareClock()
+        os.kill(min(pids), signal.SIGKILL)
         with pytest.raises(WorkerError, match="scheduler 1 was killed by signal 9"):
-            opened.result(timeout=5.0)
-    assert_gone([pid])
+            opened.result(PATIENCE_S).generate([[5, 6, 7]] * 50, ENDLESS)
+    assert_gone(pids)
+    assert clock.stop() < GONE_S
 
 
 @pytest.mark.slow
@@ -227,7 +230,9 @@ def test_a_script_that_just_ends_is_not_held_up_by_its_ranks(folder: Path, tmp_p
     text += 'if __name__ == "__main__":\n    main()\n'
     with start_script(text, folder, tmp_path) as run:
         output, errors = run.communicate(timeout=120)
-    assert (run.returncode, errors) == (0, "")
+    assert run.returncode == 0
+    # The first engine of a machine says so.
+    assert [line for line in errors.splitlines() if "compiling the native" not in line] == []
     assert_gone([int(pid) for pid in output.split()])
 
 

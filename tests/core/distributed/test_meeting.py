@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +16,17 @@ import torch
 
 from minisgl.config.load import Settings
 from minisgl.distributed.contract import CommConfig, Communicator
-from minisgl.distributed.meeting import call_off_meeting, own_address, split_address
+from minisgl.distributed.meeting import (
+    call_off_meeting,
+    kept_folder,
+    own_address,
+    split_address,
+)
 from minisgl.distributed.peers import PeerWatch, attempt
 from minisgl.distributed.torch_comm import build_communicator
 from minisgl.engine.agreement import check_nodes_agree
 from minisgl.errors import CommError, SettingsError
+from minisgl.message.folder import SocketFolder
 from minisgl.plugin.manager import PluginManager
 
 Result = TypeVar("Result")
@@ -188,3 +194,19 @@ def test_a_rank_that_comes_when_all_is_over_gives_up_at_once(tmp_path: Path) -> 
     config = CommConfig(1, 2, CPU, torch.float32, place, timeout_s=1.0)
     with pytest.raises(CommError, match="do not meet: .*gone is gone"):
         build_communicator(config)
+
+
+def test_a_folder_stays_while_its_rendezvous_is_being_opened() -> None:
+    folder = SocketFolder()
+    with ThreadPoolExecutor(1) as threads:
+        with kept_folder(folder.path):
+            removed = threads.submit(folder.remove)
+            assert wait([removed], timeout=0.3).not_done
+            assert folder.path.exists()
+        removed.result(timeout=SOON_S)
+    assert not folder.path.exists()
+
+
+def test_a_meeting_that_is_over_cannot_be_called_off(tmp_path: Path) -> None:
+    call_off_meeting(f"file://{tmp_path}/gone/rendezvous", "too late")
+    assert not list(tmp_path.iterdir())

@@ -82,3 +82,18 @@ def test_the_lock_keeps_other_threads_out(driver: Driver) -> None:
         assert not is_in.wait(0.05)
     other.join(5)
     assert is_in.is_set()
+
+
+def test_a_stop_waits_for_what_the_thread_is_doing_but_not_for_ever() -> None:
+    driver, may_end, done = Driver(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        may_end.wait()
+        done.set()
+
+    driver.post(work)
+    driver.stop(timeout_s=0.05)
+    assert not done.is_set()
+    may_end.set()
+    driver.stop(timeout_s=60)
+    assert done.is_set()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,12 +69,9 @@ def call_off_meeting(init_method: str, reason: str) -> None:
             host, port = split_address(init_method)
             store = _torch.TCPStore(host, port, None, False, _STORE_TIMEOUT, wait_for_workers=False)
         else:
-            path = Path(init_method.removeprefix(_FILE))
-            if not path.parent.exists():  # all is over already
-                return
-            store = _torch.FileStore(str(path), -1)
+            store = _file_store(init_method, -1)
         store.set(_CALLED_OFF, reason)
-    except RuntimeError:
+    except (CommError, RuntimeError):
         return
 
 
@@ -101,15 +102,42 @@ def own_address(init_method: str) -> str:
         raise CommError(f"--master {host}:{port}: cannot be reached: {error}") from error
 
 
+@contextmanager
+def kept_folder(folder: Path) -> Iterator[None]:
+    """Keep the folder of a rendezvous; whoever wants to remove it waits for its exclusive lock.
+
+    Raises:
+        CommError: It is gone.
+    """
+    gone = f"the ranks do not meet: {folder} is gone"
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CommError(gone) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not folder.exists():  # it was being removed
+            raise CommError(gone)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _file_store(place: str, size: int) -> Any:  # Any: as above
+    """Open the store at a file.
+
+    Without its folder torch would try again for minutes, and hold up the whole process.
+    """
+    path = Path(place.removeprefix(_FILE))
+    with kept_folder(path.parent):
+        return _torch.FileStore(str(path), size)
+
+
 def _open_store(config: CommConfig, timeout: timedelta) -> Any:  # Any: as above
     """Open the store; rank 0 makes the one at a port, and the others wait for it."""
     place = config.init_method
     if not place.startswith(_TCP):
-        path = Path(place.removeprefix(_FILE))
-        if not path.parent.exists():
-            # torch would try again for minutes, and hold up the whole process in the meantime.
-            raise CommError(f"the ranks do not meet: {path.parent} is gone")
-        return _torch.FileStore(str(path), config.size)
+        return _file_store(place, config.size)
     host, port = split_address(place)
     is_first = config.rank == 0
     own_address(place)  # a name that does not resolve would be tried until the time is up

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -46,8 +47,17 @@ class SocketFolder:
         )
 
     def remove(self) -> None:
-        """Remove folder and sockets; safe to call twice."""
+        """Remove folder and sockets; safe to call twice.
+
+        Waits for a rank that is just about to open the rendezvous in it; see `kept_folder`.
+        """
+        descriptor = -1
+        with suppress(OSError):
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         shutil.rmtree(self.path, ignore_errors=True)
+        if descriptor >= 0:
+            os.close(descriptor)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -82,9 +82,14 @@ class Driver:
             for future in self._pending:
                 _settle(future, None, error)
 
-    def stop(self) -> None:
-        """Let the thread end after what it was asked to do."""
+    def stop(self, timeout_s: float = 0.0) -> None:
+        """Let the thread end after what it was asked to do, and wait for that for a while.
+
+        A process that ends while a thread of it is in torch is aborted.
+        """
         self._tasks.put(None)
+        if not self.is_current:
+            self._thread.join(timeout_s)
 
 
 class DriverLock:

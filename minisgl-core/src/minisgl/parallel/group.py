@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _EXPLAIN_S = 3.0  # a rank that others miss is seen to be gone within this time
 _NOTICE_S = 0.5
 _SHUTDOWN_S = 5.0
+_LEAVE_S = 2.0  # of rank 0, once it has heard that the others are gone
 
 
 class RankGroup(Ranks):
@@ -208,5 +209,5 @@ def _end(pid: int, driver: Driver, followers: Followers, folder: SocketFolder) -
         return  # a fork of the process that owns them
     followers.end()
     driver.fail(WorkerError("the ranks were shut down"))
-    driver.stop()
+    driver.stop(_LEAVE_S)
     folder.remove()
