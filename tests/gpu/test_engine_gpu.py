@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from minisgl import LLM, SamplingParams
 from minisgl.errors import PluginError
-from tests.tiny_models import ARCHITECTURES, TinyModel, save_tiny_model
+from tests.tiny_models import ARCHITECTURES, MOE_ARCHITECTURES, TinyModel, save_tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +31,7 @@ PLAIN: dict[str, Any] = {  # settings of several types
 }
 GRAPHS = {"cuda_graph_max_bs": 8, "prefill_graph_max_tokens": 256, "overlap": True}
 CHOICES: dict[str, dict[str, Any]] = {
+    "torch": PLAIN,
     "auto": GRAPHS,
     "auto, no graphs, no overlap": {**PLAIN, "attn": "auto", "kernels": "auto"},
     "auto, no graphs": {**PLAIN, "attn": "auto", "kernels": "auto", "overlap": True},
@@ -47,7 +48,10 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 # Every choice on one architecture, and on the others those that differ most.
 FULL_ARCH = "qwen3"
-SHORT = ("auto", "auto, no graphs, no overlap", "fi,cuda", "fa,fi")
+SHORT = ("torch", "auto", "auto, no graphs, no overlap", "fi,cuda", "fa,fi")
+# Of tokens' logits, in standard deviations; an expert more or less, at a tie, changes much.
+EXACT, CLOSE, CLOSE_WITH_EXPERTS = 1e-3, 0.3, 1.5
+MOSTLY = 0.9  # of the tokens are the greatest themselves
 FLOAT32 = ("auto, no graphs", "torch attention, graphs", "torch kernels, graphs", "torch,cuda")
 
 
@@ -82,34 +86,34 @@ def generate(model: str, dtype: str, choice: dict[str, Any]) -> list[list[int]]:
     return first
 
 
-def assert_greedy(
-    model: PreTrainedModel, outputs: list[list[int]], plain: list[list[int]] | None = None
-) -> None:
-    """Check that outputs are greedy by float32 logits, as far as the dtype can tell tokens apart.
+def assert_greedy(model: PreTrainedModel, outputs: list[list[int]]) -> None:
+    """Check that outputs are those of a float32 model, token for token but for ties."""
+    for prompt, output in zip(prompts(), outputs, strict=True):
+        assert float(gaps(model, prompt, output).max()) < EXACT
+
+
+def assert_nearly_greedy(model: PreTrainedModel, outputs: list[list[int]], most: float) -> None:
+    """Check that outputs of a bfloat16 engine are greedy as far as 8 bits can tell.
 
     Args:
-        model: With the weights that the engine has, rounded as they are there.
-        outputs: One per prompt.
-        plain: Those of the torch backend; ``None`` asks for the exact tokens of ``model``.
-            Bfloat16 has 8 bits, so an output may part from these where two tokens are nearly as
-            likely. A wrong kernel would choose tokens that are whole standard deviations off.
+        model: In float32, with the weights that the engine has, rounded as they are there.
+        outputs: One per prompt. Each token is judged behind those in front of it.
+        most: Standard deviations that a token's logit may be below the greatest. A wrong kernel
+            would choose tokens that are two or three off.
     """
-    num_same = 0
-    for i, (prompt, output) in enumerate(zip(prompts(), outputs, strict=True)):
-        assert len(output) == NUM_TOKENS
-        ids = torch.tensor([prompt + output], device=model.device)
-        with torch.no_grad():
-            logits = model(ids[:, :-1]).logits[0, len(prompt) - 1 :].float()
-        wanted = logits.argmax(dim=1).tolist() if plain is None else plain[i]
-        parting = next((k for k in range(NUM_TOKENS) if output[k] != wanted[k]), None)
-        if parting is None:
-            num_same += 1
-            continue
-        row = logits[parting]
-        gap = float((row[wanted[parting]] - row[output[parting]]).abs() / row.std())
-        allowed = 1e-3 if plain is None else 0.5
-        assert gap < allowed, f"prompt {i} parts at token {parting}, {gap:.2f} deviations off"
-    assert num_same >= len(outputs) // 2
+    all_gaps = torch.cat([gaps(model, *pair) for pair in zip(prompts(), outputs, strict=True)])
+    assert float(all_gaps.max()) < most
+    assert float((all_gaps == 0).float().mean()) > MOSTLY
+
+
+def gaps(model: PreTrainedModel, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """Return by how many standard deviations each token's logit is below the greatest."""
+    assert len(output) == NUM_TOKENS
+    ids = torch.tensor([prompt + output], device=model.device)
+    with torch.no_grad():
+        logits = model(ids[:, :-1]).logits[0, len(prompt) - 1 :].float()
+    chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return (logits.max(dim=1).values - chosen) / logits.std(dim=1)
 
 
 def rounded(model: PreTrainedModel) -> PreTrainedModel:
@@ -123,7 +127,11 @@ def rounded(model: PreTrainedModel) -> PreTrainedModel:
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    spec = TinyModel(request.param, head_dim=128, hidden_size=512, max_positions=512)
+    # With larger weights a few keys get all the attention, and 8 bits no longer say which.
+    spec = TinyModel(
+        request.param, head_dim=128, hidden_size=512, max_positions=512,
+        extra={"initializer_range": 0.05},
+    )  # fmt: skip
     return Tiny(request.param, str(folder), on_gpu(save_tiny_model(folder, spec)))
 
 
@@ -132,19 +140,13 @@ def on_gpu(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.fixture(scope="module")
-def plain_bfloat16(tiny: Tiny) -> list[list[int]]:
-    return generate(tiny.folder, "bfloat16", PLAIN)
-
-
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_is_greedy_in_bfloat16(
-    tiny: Tiny, plain_bfloat16: list[list[int]], choice: str
-) -> None:
+def test_every_choice_is_greedy_in_bfloat16(tiny: Tiny, choice: str) -> None:
     if tiny.arch != FULL_ARCH and choice not in SHORT:
         pytest.skip(f"tried with {FULL_ARCH}")
     outputs = generate(tiny.folder, "bfloat16", CHOICES[choice])
-    assert_greedy(rounded(tiny.reference), outputs, plain_bfloat16)
+    most = CLOSE_WITH_EXPERTS if tiny.arch in MOE_ARCHITECTURES else CLOSE
+    assert_nearly_greedy(rounded(tiny.reference), outputs, most)
 
 
 @pytest.fixture(scope="module")
@@ -176,17 +178,10 @@ def demo() -> PreTrainedModel:
     return on_gpu(load_reference(path))
 
 
-@pytest.fixture(scope="module")
-def plain_demo(demo: PreTrainedModel) -> list[list[int]]:
-    del demo  # skips where there is none
-    return generate("demo", "bfloat16", PLAIN)
-
-
 @pytest.mark.parametrize("choice", CHOICES)
-def test_the_demo_model_is_greedy_with_every_choice(
-    demo: PreTrainedModel, plain_demo: list[list[int]], choice: str
-) -> None:
-    assert_greedy(rounded(demo), generate("demo", "bfloat16", CHOICES[choice]), plain_demo)
+def test_the_demo_model_is_greedy_with_every_choice(demo: PreTrainedModel, choice: str) -> None:
+    outputs = generate("demo", "bfloat16", CHOICES[choice])
+    assert_nearly_greedy(rounded(demo), outputs, CLOSE)
 
 
 def test_the_demo_model_gives_the_same_tokens_in_float32(demo: PreTrainedModel) -> None:
