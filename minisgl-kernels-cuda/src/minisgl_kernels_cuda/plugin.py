@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 from minisgl.plugin.spec import (
     PLUGIN_API,
-    SMALL_DECODE_REQS,
     Availability,
     BackendSpec,
     Capabilities,
@@ -16,10 +15,10 @@ from minisgl_kernels_cuda.settings import CudaKernelSettings, has_nccl, has_nvrt
 
 # Before FlashInfer's set: every op here was measured to be at least as quick, see the README.
 PRIORITY = 30
-# Before FlashInfer's decode (50) for few requests where that was measured, and behind every library
-# elsewhere: from 16 requests on it reads the keys at less than 60 % of the bandwidth.
-FEW_REQS_PRIORITY = {90: 60}
+# Before FlashInfer's decode (50) where it was measured to be quicker (python -m
+# benchmarks.gpu_decode), and behind every library on other architectures.
 ATTENTION_PRIORITY = 10
+MEASURED_PRIORITY = {90: 60}
 MIN_SM = 80
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -90,9 +89,7 @@ def probe_attention(context: ProbeContext) -> Availability:
     reason = _obstacle(context)
     if reason:
         return Availability(ok=False, reason=reason)
-    priority = ATTENTION_PRIORITY
-    if context.decode_reqs == SMALL_DECODE_REQS:
-        priority = FEW_REQS_PRIORITY.get(context.sm or 0, priority)
+    priority = MEASURED_PRIORITY.get(context.sm or 0, ATTENTION_PRIORITY)
     return Availability(ok=True, reason="cuda-core and NVRTC found", priority=priority)
 
 
