@@ -113,7 +113,8 @@ def gaps(model: PreTrainedModel, prompt: list[int], output: list[int]) -> torch.
     with torch.no_grad():
         logits = model(ids[:, :-1]).logits[0, len(prompt) - 1 :].float()
     chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
-    return (logits.max(dim=1).values - chosen) / logits.std(dim=1)
+    below: torch.Tensor = (logits.max(dim=1).values - chosen) / logits.std(dim=1)
+    return below
 
 
 def rounded(model: PreTrainedModel) -> PreTrainedModel:
