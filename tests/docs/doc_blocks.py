@@ -51,11 +51,6 @@ class Block:
     note: str
 
     @property
-    def skip_reason(self) -> str:
-        """Why it is not run; empty when it is."""
-        return self.note.removeprefix("skip: ") if self.note.startswith("skip: ") else ""
-
-    @property
     def suite(self) -> str:
         """``KIND:CLASS`` where the block has to conform; else empty."""
         return self.note.removeprefix("suite: ") if self.note.startswith("suite: ") else ""
@@ -99,7 +94,7 @@ def inline_commands(document: str) -> list[str]:
 
 def page_commands(document: str) -> list[Command]:
     """Return all commands of a document: those of its blocks, then those of the text, each once."""
-    found = [b for b in blocks(document) if b.language == "bash" and not b.skip_reason]
+    found = [b for b in blocks(document) if b.language == "bash"]
     of_blocks = [command for block in found for command in commands(block.text)]
     of_text = [c for line in inline_commands(document) for c in commands(line)]
     return of_blocks + [each for each in dict.fromkeys(of_text) if each not in of_blocks]

@@ -11,7 +11,6 @@ import pytest
 from tests.docs.doc_blocks import (
     BLOCK,
     DOCUMENTS,
-    Block,
     all_blocks,
     blocks,
     commands,
@@ -67,17 +66,9 @@ def test_every_block_says_its_language(document: str) -> None:
     assert [str(each) for each in blocks(document) if each.language not in LANGUAGES] == []
 
 
-SKIPPED = [each for each in all_blocks("bash", "python") if each.note.startswith("skip")]
-
-
-def test_one_block_alone_is_not_run() -> None:
-    assert [each.document for each in SKIPPED] == ["docs/http-api/completions.md"]
-
-
-@pytest.mark.parametrize("block", SKIPPED, ids=str)
-def test_a_block_that_is_not_run_says_why(block: Block) -> None:
-    assert len(block.skip_reason) >= 10
-    pytest.skip(block.skip_reason)
+def test_a_note_on_a_block_leaves_none_out() -> None:
+    notes = [each.note for each in all_blocks("bash", "python", "toml") if each.note]
+    assert [note for note in notes if not note.startswith("suite: ")] == []
 
 
 @pytest.mark.parametrize("document", [each for each in DOCUMENTS if page_commands(each)])

@@ -20,18 +20,7 @@ EXAMPLE = re.compile(r"^~~~~python\n(.*?)^~~~~$", re.MULTILINE | re.DOTALL)
 NAMES = re.compile(r'"(demo|[\w.-]+/[\w.-]*\d[bB]\b[\w.-]*)"')
 
 
-def runnable() -> list[object]:
-    return [
-        pytest.param(
-            block,
-            id=str(block),
-            marks=pytest.mark.skipif(bool(block.skip_reason), reason=block.skip_reason),
-        )
-        for block in all_blocks("python")
-    ]
-
-
-@pytest.mark.parametrize("block", runnable())
+@pytest.mark.parametrize("block", all_blocks("python"), ids=str)
 def test_it_runs(
     block: Block,
     documented_model: Path,
