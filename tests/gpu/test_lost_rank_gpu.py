@@ -1,0 +1,90 @@
+"""A rank that is killed while its GPU works: nothing outlives it, no request goes unanswered."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.errors import WorkerError
+from tests.server.pace import pace_env
+from tests.server.server_process import ServerProcess, events, is_running
+from tests.tiny_models import TinyModel, save_tiny_model
+from tests.tp.spare_clock import GONE_S, PATIENCE_S
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
+]
+
+MODEL = TinyModel("qwen3", hidden_size=256, head_dim=128, num_heads=8, num_kv_heads=2)
+ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
+SETTINGS = {"tp": 2, "dtype": "bfloat16", "num_pages": 512, "max_running_req": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "qwen3"
+    save_tiny_model(folder, MODEL)
+    return folder
+
+
+@pytest.mark.parametrize("comm", ["cuda", "torch"])
+@pytest.mark.parametrize("graphs", [0, 8])
+def test_a_killed_rank_ends_everything_offline(folder: Path, comm: str, graphs: int) -> None:
+    llm = LLM(str(folder), comm=comm, cuda_graph_max_bs=graphs, **SETTINGS)
+    (follower,) = multiprocessing.active_children()
+    killed_at: list[float] = []
+
+    def kill() -> None:
+        killed_at.append(time.monotonic())
+        assert follower.pid is not None
+        os.kill(follower.pid, signal.SIGKILL)
+
+    stream = llm.stream([8, 9, 10], ENDLESS)
+    threading.Timer(0.5, kill).start()
+    with pytest.raises(WorkerError, match="scheduler 1 was killed by signal 9"):
+        llm.generate([[5, 6, 7]] * 10_000, ENDLESS)
+    follower.join(GONE_S)
+    assert time.monotonic() - killed_at[0] < GONE_S
+    last = list(stream)[-1]
+    assert last["finish_reason"] == "error"
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_server_with_an_error_for_every_request(
+    folder: Path, tmp_path: Path, rank: int
+) -> None:
+    flags = ("--tp=2", "--num-pages=512", "--num-tokenizer=0", "--max-running-requests=2")
+    limit = MODEL.max_positions - 10
+    body = {"prompt": "a", "ignore_eos": True, "max_tokens": limit, "stream": True}
+    with ServerProcess(folder, tmp_path, *flags, **pace_env(tmp_path)) as server:
+        server.wait_until_ready()
+        workers = server.workers()
+        with ExitStack() as stack:
+            http = stack.enter_context(server.client())
+            streams = [
+                stack.enter_context(http.stream("POST", "/v1/completions", json=body)).iter_lines()
+                for _ in range(3)
+            ]
+            next(streams[0])
+            killed_at = time.monotonic()
+            workers[1 + rank].send_signal(signal.SIGKILL)
+            answers = ["\n".join(lines) for lines in streams]
+        assert server.wait(PATIENCE_S) == 1
+        assert time.monotonic() - killed_at < GONE_S
+        for answer in answers:
+            last = json.loads(events(answer)[-1])
+            assert f"scheduler {rank} was killed by signal 9" in last["error"]["message"]
+        assert not any(map(is_running, workers))
+        assert server.leftovers() == []
