@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,45 @@ def test_every_source_compiles_without_a_gpu(unit: Unit, arch: str) -> None:
         code = compiler.cubin(unit, macro)
         for name in unit.entries:
             assert name.encode() in code
+
+
+WITH_VALUE, PARAMETER = 0x04, 0x17  # of an entry of .nv.info: that it has a size; what it is
+PARAMETER_INFO = struct.Struct("<IHHI")  # an index, the parameter's number, its place, its size
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the sections of a 64-bit ELF file."""
+    table_at, num, names_in = (
+        *struct.unpack_from("<Q", elf, 40),
+        *struct.unpack_from("<HH", elf, 60),
+    )
+    headers = [struct.unpack_from("<I20xQQ", elf, table_at + 64 * i) for i in range(num)]
+    names_at = headers[names_in][1]
+    for name, at, size in headers:
+        yield elf[names_at + name : elf.index(b"\0", names_at + name)].decode(), elf[at : at + size]
+
+
+def parameter_sizes(info: bytes) -> list[int]:
+    """Bytes of each parameter of the kernel that a section .nv.info is about."""
+    sizes, at = {}, 0
+    while at < len(info):
+        form, kind, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == WITH_VALUE and kind == PARAMETER:
+            _, number, _, packed = PARAMETER_INFO.unpack_from(info, at)
+            sizes[number] = packed >> 18
+        at += size if form == WITH_VALUE else 0
+    return [sizes[number] for number in range(len(sizes))]
+
+
+# The driver copies as many bytes from each argument's address as the parameter has: one that the
+# layout lists in two pieces would shift all others.
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_layouts_list_each_parameter_with_its_size(unit: Unit) -> None:
+    found = dict(sections(Compiler("sm_90a", None).cubin(unit, 1)))
+    for name, layout in unit.entries.items():
+        listed = [struct.calcsize(kind) for kind in re.findall(r"\d*\D", layout)]
+        assert parameter_sizes(found[f".nv.info.{name}"]) == listed, name
 
 
 @pytest.fixture

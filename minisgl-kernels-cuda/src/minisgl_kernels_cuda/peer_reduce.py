@@ -6,6 +6,7 @@ and NCCL's kernels twice that. See the README for the figures.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,7 +106,9 @@ class PeerReduce:
         self._piece = piece_size(dtype)
         self._limits = limits
         places = (*group.addresses, *[0] * (MAX_RANKS - num_ranks))
-        self._group_args = (*places, group.verdict, int(group.timeout_s * 1e9))
+        peers = struct.pack(f"{MAX_RANKS}P", *places)
+        patience = struct.pack("Pq", group.verdict, int(group.timeout_s * 1e9))
+        self._group_args = (peers, patience)
 
     def all_reduce(self, x: Tensor) -> bool:
         """Sum a tensor over ranks in place.

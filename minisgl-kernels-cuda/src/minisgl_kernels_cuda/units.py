@@ -30,8 +30,9 @@ class Unit:
     Attributes:
         name: Of the file, without its suffix.
         entries: Argument layout of each kernel by name, in the letters of `struct` (native
-            alignment, which is CUDA's): P a pointer, q int64, i int32, f float32; and 128s a
-            matrix (`Loader.matrix_map`), in front of all others.
+            alignment, which is CUDA's), one for each parameter of the kernel: P a pointer, q
+            int64, i int32, f float32; and in front of these, structures as bytes, such as 128s a
+            matrix (`Loader.matrix_map`).
         max_shared_bytes: Most shared memory that a launch asks for.
         static_shared_bytes: A bound of what the source declares beside that.
         only_arch: The one architecture that has its instructions, empty for all.
@@ -75,8 +76,8 @@ class Launch(Protocol):
         Args:
             grid: Blocks in x and y.
             block: Threads of a block in x and y.
-            args: By the layout of the kernel; pointers as addresses, 0 for none, and matrices
-                as `Loader.matrix_map` describes them.
+            args: By the layout of the kernel; pointers as addresses, 0 for none, structures as
+                their bytes, matrices as `Loader.matrix_map` describes them.
             shared_bytes: Shared memory of a block beside what the source declares.
             cluster: Blocks side by side in x that run together and read each other's shared
                 memory; more than 1 from compute capability 9.0.
@@ -174,8 +175,8 @@ ATTENTION = Unit(
 ALLREDUCE = Unit(
     "allreduce",
     {
-        # Addresses of the peers' memories by rank, where the verdict is, the time limit; and more.
-        f"{name}_{ranks}": "PPPPPPPPPq" + layout
+        # The peers and the patience of peers.cuh, each a structure in one argument; and more.
+        f"{name}_{ranks}": "64s16s" + layout
         for ranks in (2, 4, 8)
         for name, layout in (
             ("sum_at_once", "Pqii"),
