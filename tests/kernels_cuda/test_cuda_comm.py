@@ -25,7 +25,7 @@ from minisgl.plugin.spec import ProbeContext
 from minisgl_kernels_cuda import comm, plugin
 from minisgl_kernels_cuda.comm import CudaCommunicator, build_communicator, limits_for
 from minisgl_kernels_cuda.nccl import NcclLibrary, load_nccl
-from minisgl_kernels_cuda.peer_reduce import Limits
+from minisgl_kernels_cuda.peer_reduce import Limits, PeerReduce
 from minisgl_kernels_cuda.settings import CudaKernelSettings
 from minisgl_kernels_cuda.units import ALLREDUCE, DeviceSize, Loader
 from tests.cuda_sim.simulator import SimulatedLoader
@@ -124,6 +124,25 @@ def test_small_sums_go_through_shared_memory_and_large_ones_through_nccl(
     assert machine.run(tmp_path, work) == [[3.0] * 7] * 2
     assert machine.nccl.fake_last_stream() == STREAM
     assert machine.driver.num_mapped == 0
+    assert machine.driver.blocks == {}
+
+
+@pytest.mark.parametrize("way", ["sum_at_once", "sum_by_parts"])
+def test_gpus_that_only_promise_to_share_memory_are_left_to_nccl(
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+) -> None:
+    monkeypatch.setattr(PeerReduce, way, lambda self, x, num_pieces: None)
+
+    def work(made: CudaCommunicator) -> list[float]:
+        assert made.all_reduce_add_norm is None
+        return list(made.all_reduce(torch.full((1024,), float(made.rank + 1))).unique().tolist())
+
+    assert machine.run(tmp_path, work) == [[3.0]] * 2
+    assert caplog.text.count("sums over it come out wrong; all-reduce: NCCL") == 2
     assert machine.driver.blocks == {}
 
 

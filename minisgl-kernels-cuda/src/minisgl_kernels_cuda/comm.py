@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,12 +32,13 @@ from minisgl_kernels_cuda.peer_reduce import (
     memory_bytes,
 )
 from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
-from minisgl_kernels_cuda.units import MACROS
+from minisgl_kernels_cuda.units import MACROS, piece_size
 
 logger = logging.getLogger(__name__)
 
 _LOST, _TOO_LATE = 0, 1  # places in the verdict
 _ABORT_S = 5.0
+_TRIAL_S, _TRIAL_SIZE = 10.0, 8192
 
 
 class CudaCommunicator(Communicator):
@@ -144,12 +146,35 @@ class CudaCommunicator(Communicator):
             self.rank, self._memory.addresses, ctypes.addressof(self._verdict), config.timeout_s
         )
         loader = DeviceLoader(config.device, compiler, has_pdl)
+        trial = PeerReduce(loader, config.dtype, replace(group, timeout_s=_TRIAL_S), limits)
+        if not self._sums_are_right(trial, config):
+            logger.warning(
+                "--comm cuda: the driver says that the GPUs write each other's memory, and sums "
+                "over it come out wrong; all-reduce: NCCL, which is slower for small messages"
+            )
+            return
         self._kernels = PeerReduce(loader, config.dtype, group, limits)
         logger.info(
             "all-reduce: at once up to %d KiB, by parts up to %d KiB, then NCCL",
             limits.at_once_bytes >> 10,
             limits.by_parts_bytes >> 10,
         )
+
+    def _sums_are_right(self, kernels: PeerReduce, config: CommConfig) -> bool:
+        """Whether both kernels add up on every rank; all ranks call it.
+
+        Some virtual machines and I/O memory units let a driver promise access that fails silently.
+        """
+        self._control.min_int(1)  # compiling takes ranks unequally long
+        terms = torch.full(
+            (2, _TRIAL_SIZE), self.rank + 1, dtype=config.dtype, device=config.device
+        )
+        num_pieces = _TRIAL_SIZE // piece_size(config.dtype)
+        kernels.sum_at_once(terms[0], num_pieces)
+        kernels.sum_by_parts(terms[1], num_pieces)
+        is_right = bool((terms == self.size * (self.size + 1) // 2).all())
+        self._verdict[_TOO_LATE] = 0
+        return self._control.min_int(int(is_right)) == 1
 
     def _break(self) -> None:
         """Let the GPU wait no longer for a rank that is gone; runs in the thread that watches."""
