@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -40,16 +41,25 @@ WITH_VALUE, PARAMETER = 0x04, 0x17  # of an entry of .nv.info: that it has a siz
 PARAMETER_INFO = struct.Struct("<IHHI")  # an index, the parameter's number, its place, its size
 
 
-def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the sections of a 64-bit ELF file."""
-    table_at, num, names_in = (
-        *struct.unpack_from("<Q", elf, 40),
-        *struct.unpack_from("<HH", elf, 60),
-    )
-    headers = [struct.unpack_from("<I20xQQ", elf, table_at + 64 * i) for i in range(num)]
+class Section(NamedTuple):
+    """Of an ELF file."""
+
+    data: bytes
+    alignment: int
+
+
+def sections(elf: bytes) -> dict[str, Section]:
+    """The sections of a 64-bit ELF file by name."""
+    (table_at,) = struct.unpack_from("<Q", elf, 40)
+    num, names_in = struct.unpack_from("<HH", elf, 60)
+    headers = [struct.unpack_from("<I20xQQ8xQ", elf, table_at + 64 * i) for i in range(num)]
     names_at = headers[names_in][1]
-    for name, at, size in headers:
-        yield elf[names_at + name : elf.index(b"\0", names_at + name)].decode(), elf[at : at + size]
+    return {
+        elf[names_at + name : elf.index(b"\0", names_at + name)].decode(): Section(
+            elf[at : at + size], alignment
+        )
+        for name, at, size, alignment in headers
+    }
 
 
 def parameter_sizes(info: bytes) -> list[int]:
@@ -69,10 +79,21 @@ def parameter_sizes(info: bytes) -> list[int]:
 # layout lists in two pieces would shift all others.
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_layouts_list_each_parameter_with_its_size(unit: Unit) -> None:
-    found = dict(sections(Compiler("sm_90a", None).cubin(unit, 1)))
+    found = sections(Compiler("sm_90a", None).cubin(unit, 1))
     for name, layout in unit.entries.items():
         listed = [struct.calcsize(kind) for kind in re.findall(r"\d*\D", layout)]
-        assert parameter_sizes(found[f".nv.info.{name}"]) == listed, name
+        assert parameter_sizes(found[f".nv.info.{name}"].data) == listed, name
+
+
+# Copies of rows to places between lines are split, which costs decode attention an eighth.
+@pytest.mark.parametrize(
+    "unit", [unit for unit in UNITS if unit.max_shared_bytes], ids=lambda unit: unit.name
+)
+def test_shared_memory_of_a_launch_begins_with_a_line(unit: Unit) -> None:
+    found = sections(Compiler("sm_90a", None).cubin(unit, 1))
+    assert {name: found[f".nv.shared.{name}"].alignment % 128 for name in unit.entries} == (
+        dict.fromkeys(unit.entries, 0)
+    )
 
 
 @pytest.fixture
