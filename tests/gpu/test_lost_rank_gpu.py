@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,9 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
 ]
 
-MODEL = TinyModel("qwen3", hidden_size=256, head_dim=128, num_heads=8, num_kv_heads=2)
+MODEL = TinyModel(
+    "qwen3", hidden_size=256, head_dim=128, num_heads=8, num_kv_heads=2, max_positions=2048
+)
 ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
 SETTINGS = {"tp": 2, "dtype": "bfloat16", "num_pages": 512, "max_running_req": 8}
 
@@ -66,8 +67,9 @@ def test_a_killed_rank_ends_the_server_with_an_error_for_every_request(
     folder: Path, tmp_path: Path, rank: int
 ) -> None:
     flags = ("--tp=2", "--num-pages=512", "--num-tokenizer=0", "--max-running-requests=2")
-    limit = MODEL.max_positions - 10
-    body = {"prompt": "a", "ignore_eos": True, "max_tokens": limit, "stream": True}
+    # The third stream has no headers before the server says that it is still there; the others
+    # must not have ended by then.
+    body = {"prompt": "a", "ignore_eos": True, "max_tokens": 1500, "stream": True}
     with ServerProcess(folder, tmp_path, *flags, **pace_env(tmp_path)) as server:
         server.wait_until_ready()
         workers = server.workers()
@@ -84,7 +86,6 @@ def test_a_killed_rank_ends_the_server_with_an_error_for_every_request(
         assert server.wait(PATIENCE_S) == 1
         assert time.monotonic() - killed_at < GONE_S
         for answer in answers:
-            last = json.loads(events(answer)[-1])
-            assert f"scheduler {rank} was killed by signal 9" in last["error"]["message"]
+            assert f"scheduler {rank} was killed by signal 9" in events(answer)[-1], server.log
         assert not any(map(is_running, workers))
         assert server.leftovers() == []
