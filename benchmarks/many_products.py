@@ -1,4 +1,4 @@
-"""Products of many rows on a GPU, as of a prefill: our kernel and cuBLAS, fresh and under load.
+"""Products of more rows than 64 on a GPU: our kernels and cuBLAS, fresh and under load.
 
 A GPU that has worked for a second lowers its clock to stay within its power, and what is quickest
 then needs the least energy. So each product is timed twice: in bursts with pauses, and at the end
@@ -8,6 +8,7 @@ of a second without. Ours and cuBLAS take turns, and the median of their turns c
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from minisgl.ops.contract import ActAndMul
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.driver import device_size
 from minisgl_kernels_cuda.linear import LinearKernels
+from minisgl_kernels_cuda.linear_wide import WIDE_ROWS
 from minisgl_kernels_cuda.units import Loader
 
 Shape = tuple[int, int]
@@ -29,16 +31,23 @@ _BURST_S, _PAUSE_S = 0.01, 0.2
 _TURNS = 3
 
 
-class ManyRowsKernels(LinearKernels):
-    """Kernels that leave every product to the kernel of many rows."""
+class LargeKernels(LinearKernels):
+    """Kernels that leave no product to the library.
+
+    Gated ones of up to 256 rows go to the kernel of wide weights, all others to that of many rows.
+    """
 
     def __init__(self, loader: Loader, activations: Mapping[str, ActAndMul]) -> None:
         """Load the kernels."""
         super().__init__(loader, BF16, device_size(DEVICE), 0, activations, uses_many=True)
 
-    def many_rows(self, n: int, k: int, is_gated: bool) -> int | None:
-        """Choose it for all."""
-        return 1
+    def many_rows(self, n: int, k: int, is_gated: bool) -> range:
+        """Choose it for all that the other one leaves."""
+        return range(1, sys.maxsize)
+
+    def wide_rows(self, n: int, k: int) -> range:
+        """Choose it for all that it takes."""
+        return range(1, WIDE_ROWS + 1)
 
 
 class Case(NamedTuple):
@@ -130,7 +139,7 @@ def cases(shapes: Sequence[Shape], rows_list: Sequence[int]) -> Iterator[Case]:
 
 
 def time_case(
-    case: Case, kernels: ManyRowsKernels, silu_and_mul: ActAndMul, seconds: float
+    case: Case, kernels: LargeKernels, silu_and_mul: ActAndMul, seconds: float
 ) -> dict[str, Times]:
     """Return the times of ``ours`` and ``cublas``."""
     x, weight = randn(case.rows, case.shape[1]), randn(*case.shape) / case.shape[1] ** 0.5
@@ -171,7 +180,7 @@ def time_many(
         seconds: Of each turn under load.
     """
     activations = build_activations(loader, BF16)
-    kernels = ManyRowsKernels(loader, activations)
+    kernels = LargeKernels(loader, activations)
     print(f"{'rows x outputs x inputs':30} {'':10} {'ours us':>9} {'cublas':>9} {'T/s':>5} {'':5}")
     for case in cases(shapes, rows_list):
         times = time_case(case, kernels, activations["silu_and_mul"], seconds)

@@ -17,7 +17,7 @@ from minisgl_kernels_cuda.linear import LinearKernels
 from minisgl_kernels_cuda.linear_plans import BatchPlan, has_kernel, kernel_rows
 from minisgl_kernels_cuda.linear_table import batch_rule
 from minisgl_kernels_cuda.norm import Norms
-from tests.kernels_cuda.planned_kernels import ManyRowsKernels, PlannedKernels, product
+from tests.kernels_cuda.planned_kernels import LargeKernels, PlannedKernels, product
 from tests.kernels_cuda.reference import BF16, F16, assert_near
 
 pytestmark = [
@@ -175,9 +175,9 @@ def test_a_chain_gives_the_same_bits_at_every_replay(
 
 
 @pytest.fixture(scope="module")
-def many(loader: DeviceLoader) -> Mapping[torch.dtype, ManyRowsKernels]:
+def many(loader: DeviceLoader) -> Mapping[torch.dtype, LargeKernels]:
     """Kernels of many rows of both types, for any number of rows."""
-    return {dtype: ManyRowsKernels(loader, dtype, device_size(0)) for dtype in (BF16, F16)}
+    return {dtype: LargeKernels(loader, dtype, device_size(0)) for dtype in (BF16, F16)}
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
@@ -191,7 +191,7 @@ def many(loader: DeviceLoader) -> Mapping[torch.dtype, ManyRowsKernels]:
     ],
 )  # fmt: skip
 def test_many_rows_are_near_float64(
-    many: Mapping[torch.dtype, ManyRowsKernels], dtype: torch.dtype, rows: int, n: int, k: int
+    many: Mapping[torch.dtype, LargeKernels], dtype: torch.dtype, rows: int, n: int, k: int
 ) -> None:
     x, weight = gpu(rows, k, dtype=dtype), gpu(n, k, dtype=dtype, seed=1) / 8
     for bias in (None, gpu(n, dtype=dtype, seed=2)):
@@ -209,7 +209,7 @@ def test_many_rows_are_near_float64(
     [(8192, 34_816, 5120), (2048, 6144, 1024), (2500, 2000, 264), (1, 16, 8), (300, 272, 520)],
 )
 def test_a_gated_product_of_many_rows_is_the_activation_of_the_product(
-    many: Mapping[torch.dtype, ManyRowsKernels], loader: DeviceLoader, activation: str,
+    many: Mapping[torch.dtype, LargeKernels], loader: DeviceLoader, activation: str,
     rows: int, n: int, k: int,
 ) -> None:  # fmt: skip
     for dtype, kernels in many.items():
@@ -224,13 +224,67 @@ def test_a_gated_product_of_many_rows_is_the_activation_of_the_product(
 
 @pytest.mark.parametrize("rows", [200, 2048, 2900])
 def test_a_chain_of_many_rows_gives_the_same_bits_at_every_replay(
-    many: Mapping[torch.dtype, ManyRowsKernels], loader: DeviceLoader, rows: int
+    many: Mapping[torch.dtype, LargeKernels], loader: DeviceLoader, rows: int
 ) -> None:
     fused_add_rms_norm, scale = Norms(loader, BF16).fused_add_rms_norm, gpu(1024, seed=9)
     products = [
         (
             many[BF16].pack_gated_linear(gpu(4096, 1024, seed=2 * i) / 32, None, "silu"),
             many[BF16].pack_linear(gpu(1024, 2048, seed=2 * i + 1) / 32, None),
+        )
+        for i in range(3)
+    ]
+
+    def step(x: Tensor, residual: Tensor) -> Tensor:
+        for up, down in products:
+            x, residual = fused_add_rms_norm(down(up(x)), residual, scale, 1e-6)
+        return x
+
+    compare_replays(step, rows)
+
+
+@pytest.fixture(scope="module")
+def wide(loader: DeviceLoader) -> Mapping[torch.dtype, LargeKernels]:
+    """Kernels of wide weights of both types."""
+    device = device_size(0)
+    return {dtype: LargeKernels(loader, dtype, device, is_wide=True) for dtype in (BF16, F16)}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [
+        # 14B on one GPU and on two, 32B; and sizes that end within a tile, a step or a band.
+        (128, 34_816, 5120), (192, 34_816, 5120), (256, 34_816, 5120), (65, 17_408, 5120),
+        (136, 51_200, 5120), (1, 16, 8), (100, 520, 72), (150, 2000, 264), (250, 6144, 1032),
+    ],
+)  # fmt: skip
+def test_wide_products_are_the_activation_of_the_sums(
+    wide: Mapping[torch.dtype, LargeKernels], loader: DeviceLoader, dtype: torch.dtype,
+    rows: int, n: int, k: int,
+) -> None:  # fmt: skip
+    silu_and_mul = build_activations(loader, dtype)["silu_and_mul"]
+    x, weight = gpu(rows, k, dtype=dtype), gpu(n, k, dtype=dtype, seed=1) / k**0.5
+    for bias in (None, gpu(n, dtype=dtype, seed=2)):
+        packed = wide[dtype].pack_gated_linear(weight, bias, "silu")
+        poison(rows, n // 2, dtype=dtype)
+        out = packed(x)
+        sums = product(x, weight, bias).to(dtype)
+        assert_near(out, silu_and_mul(sums).double(), scale=1)
+        for _ in range(3):
+            assert torch.equal(packed(x), out)
+
+
+@pytest.mark.parametrize("rows", [100, 190, 256])
+def test_a_chain_of_wide_products_gives_the_same_bits_at_every_replay(
+    wide: Mapping[torch.dtype, LargeKernels], many: Mapping[torch.dtype, LargeKernels],
+    loader: DeviceLoader, rows: int,
+) -> None:  # fmt: skip
+    fused_add_rms_norm, scale = Norms(loader, BF16).fused_add_rms_norm, gpu(1024, seed=9)
+    products = [
+        (
+            wide[BF16].pack_gated_linear(gpu(40_960, 1024, seed=2 * i) / 32, None, "silu"),
+            many[BF16].pack_linear(gpu(1024, 20_480, seed=2 * i + 1) / 128, None),
         )
         for i in range(3)
     ]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from minisgl_kernels_cuda.activation import build_activations
-from minisgl_kernels_cuda.linear import LinearKernels, Weight
-from minisgl_kernels_cuda.linear_many import ManyLinear
+from minisgl_kernels_cuda.linear import LargeProduct, LinearKernels, Weight
 from minisgl_kernels_cuda.linear_plans import BatchPlan, Plan, has_kernel
 from minisgl_kernels_cuda.units import DeviceSize, Loader
 
@@ -29,24 +28,30 @@ class PlannedKernels(LinearKernels):
         return self.plan if has_kernel(self.plan, rows) else None
 
 
-class ManyRowsKernels(LinearKernels):
-    """Kernels that leave every product to the kernel of many rows.
+class LargeKernels(LinearKernels):
+    """Kernels that leave every product to one of those of more rows than a batch.
 
     Attributes:
         may_refuse: Whether weights that it does not take may go to the library.
     """
 
-    def __init__(self, loader: Loader, dtype: torch.dtype, device: DeviceSize = H200) -> None:
+    def __init__(
+        self, loader: Loader, dtype: torch.dtype, device: DeviceSize = H200, is_wide: bool = False
+    ) -> None:
         super().__init__(loader, dtype, device, 0, build_activations(loader, dtype), uses_many=True)
         self.may_refuse = False
+        self._is_wide = is_wide
 
-    def many_rows(self, n: int, k: int, is_gated: bool) -> int | None:
-        return 1
+    def many_rows(self, n: int, k: int, is_gated: bool) -> range:
+        return range(0) if self._is_wide else range(1, 10_000)
 
-    def many(self, of: Weight) -> tuple[int, ManyLinear | None]:
-        rows, many = super().many(of)
-        assert many is not None or self.may_refuse, f"{tuple(of.weight.shape)} is refused"
-        return rows, many
+    def wide_rows(self, n: int, k: int) -> range:
+        return range(1, 257) if self._is_wide else range(0)
+
+    def large(self, of: Weight) -> list[LargeProduct]:
+        products = super().large(of)
+        assert products or self.may_refuse, f"{tuple(of.weight.shape)} is refused"
+        return products
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,8 @@ from torch import Tensor
 from minisgl.ops.contract import ActAndMul, GatedActivation, PackedLinear
 from minisgl_kernels_cuda.linear_many import ManyKernels, ManyLinear, serves_many
 from minisgl_kernels_cuda.linear_plans import MAX_ROWS, FewPlan, Plan, kernel_rows
-from minisgl_kernels_cuda.linear_table import choose, many_rows
+from minisgl_kernels_cuda.linear_table import choose, many_rows, wide_rows
+from minisgl_kernels_cuda.linear_wide import WideKernels, WideLinear
 from minisgl_kernels_cuda.units import (
     LINEAR,
     LINEAR_BATCH,
@@ -30,6 +33,10 @@ _PIECE = 8  # elements that are read at once
 _GATED_GROUPS = 2  # of a tile: gate and up
 _NO_ACTIVATION = 0
 _ACTIVATIONS: Mapping[GatedActivation, int] = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
+
+
+Run = Callable[[Tensor, Tensor, int], None]
+"""Writes a product: takes the result, x and the number of rows of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,18 @@ class Weight:
     act_and_mul: ActAndMul | None = None
 
 
+class LargeProduct(NamedTuple):
+    """A product of more rows than the kernels of batches take.
+
+    Attributes:
+        rows: For how many it is used.
+        run: Writes it.
+    """
+
+    rows: range
+    run: Run
+
+
 class LinearKernels:
     """The kernels of one element type on one device; packs weights."""
 
@@ -90,13 +109,14 @@ class LinearKernels:
             device: That they run on.
             max_rows: The user's limit, `CudaKernelSettings.linear_rows`.
             activations: The set's ops ``silu_and_mul`` and so on.
-            uses_many: Whether the user wants those of many rows.
+            uses_many: Whether the user wants those of more rows.
         """
         self._launches = dict(loader.load(LINEAR, dtype))
         if device.arch == LINEAR_BATCH.only_arch:
             self._launches |= loader.load(LINEAR_BATCH, dtype)
         has_many = uses_many and device.arch == LINEAR_MANY.only_arch
         self._many = ManyKernels(loader, dtype, device) if has_many else None
+        self._wide = WideKernels(loader, dtype, device) if has_many else None
         self._dtype = dtype
         self._device = device
         self._max_rows = max_rows
@@ -117,9 +137,13 @@ class LinearKernels:
         """Choose how ``rows`` are multiplied with a weight ``[n, k]``, ``None``: by the library."""
         return choose(n, k, rows, self._device)
 
-    def many_rows(self, n: int, k: int, is_gated: bool) -> int | None:
-        """Choose from how many rows on the kernel of many takes a weight, ``None``: never."""
+    def many_rows(self, n: int, k: int, is_gated: bool) -> range:
+        """Choose for how many rows the kernel of many takes a weight."""
         return many_rows(n, k, is_gated)
+
+    def wide_rows(self, n: int, k: int) -> range:
+        """Choose for how many rows the kernel of wide weights takes a gated one with SiLU."""
+        return wide_rows(n, k, self._device)
 
     def forms(self, of: Weight) -> list[Form | None]:
         """Return the form of each number of rows, in steps of 4: at ``i``, that of ``4 * i``."""
@@ -128,15 +152,18 @@ class LinearKernels:
         buckets = range(_BUCKET, min(self._max_rows, MAX_ROWS) + 1, _BUCKET)
         return [None, *(self._form(of, rows) for rows in buckets)]
 
-    def many(self, of: Weight) -> tuple[int, ManyLinear | None]:
-        """Return the product of many rows, if there is one, and from how many on it is used."""
+    def large(self, of: Weight) -> list[LargeProduct]:
+        """Return the products of more rows that there are for a weight."""
         n, k = of.weight.shape
-        is_gated = of.activation is not None
-        rows = self.many_rows(n, k, is_gated)
-        is_served = self._is_served(of) and serves_many(n, k, is_gated)
-        if self._many is None or rows is None or not is_served:
-            return 0, None
-        return rows, ManyLinear(self._many, of.weight, of.bias, of.activation)
+        is_gated, products = of.activation is not None, []
+        if not self._is_served(of) or not serves_many(n, k, is_gated):
+            return []
+        if self._wide and of.activation == "silu" and (rows := self.wide_rows(n, k)):
+            products.append(LargeProduct(rows, WideLinear(self._wide, of.weight, of.bias)))
+        if self._many and (rows := self.many_rows(n, k, is_gated)):
+            many = ManyLinear(self._many, of.weight, of.bias, of.activation)
+            products.append(LargeProduct(rows, many))
+        return products
 
     def _is_served(self, of: Weight) -> bool:
         """Whether kernels can read a weight 16 bytes at a time."""
@@ -184,27 +211,34 @@ class CudaLinear:
         self._activation = _NO_ACTIVATION if of.activation is None else _ACTIVATIONS[of.activation]
         self._forms = kernels.forms(of)
         self._max_rows = _BUCKET * (len(self._forms) - 1)
-        self._many_rows, self._many = kernels.many(of)
+        self._large = kernels.large(of)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return ``x[..., in_features] @ weight.T + bias``, gated or as it is, contiguous."""
         of = self._of
         num_rows = x.numel() // self._k
-        form: Form | ManyLinear | None = self._many if num_rows >= self._many_rows else None
-        if num_rows <= self._max_rows:
-            form = self._forms[-(-num_rows // _BUCKET)]
-        if form is None or x.data_ptr() % 16 or x.dtype != of.weight.dtype:
+        run = self._choose(num_rows)
+        if run is None or x.data_ptr() % 16 or x.dtype != of.weight.dtype:
             y = F.linear(x, of.weight, of.bias)
             return y if of.act_and_mul is None else of.act_and_mul(y)
         if not x.is_contiguous():
             x = x.contiguous()
         out = torch.empty((*x.shape[:-1], self._num_outputs), dtype=x.dtype, device=x.device)
-        if isinstance(form, ManyLinear):
-            form(out, x, num_rows)
-            return out
+        run(out, x, num_rows)
+        return out
+
+    def _choose(self, num_rows: int) -> Run | None:
+        """Return what writes the product of so many rows, ``None``: the library."""
+        form = self._forms[-(-num_rows // _BUCKET)] if num_rows <= self._max_rows else None
+        if form is not None:
+            return partial(self._launch, form)
+        return next((each.run for each in self._large if num_rows in each.rows), None)
+
+    def _launch(self, form: Form, out: Tensor, x: Tensor, num_rows: int) -> None:
+        """Write the product of a few rows or of a batch."""
+        of = self._of
         form.launch(
             form.grid, form.block, out.data_ptr(), x.data_ptr(), of.weight.data_ptr(),
             0 if of.bias is None else of.bias.data_ptr(), num_rows, self._n, self._k,
             self._activation, *form.tail, shared_bytes=form.shared_bytes, cluster=form.cluster,
         )  # fmt: skip
-        return out

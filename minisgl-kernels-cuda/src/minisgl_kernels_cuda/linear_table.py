@@ -11,6 +11,7 @@ product is filled while the kernel in front still runs, which is worth another 3
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from minisgl_kernels_cuda.linear_plans import (
     Plan,
     kernel_rows,
 )
+from minisgl_kernels_cuda.linear_wide import WIDE_ROWS, evenness
 from minisgl_kernels_cuda.units import LINEAR_BATCH, STATIC_SHARED_BYTES, DeviceSize
 
 # Plans by outputs and inputs, each with the most rows it is for; beyond the last is the library,
@@ -73,6 +75,9 @@ _MIN_W_SLOTS = 3
 # and 2 % where the GPU is held back by its power.
 _MANY_GATED_ROWS, _MANY_GATED_INPUTS = 2048, 1024
 _MANY_PLAIN_ROWS, _MANY_PLAIN_SIZE = 4096, 4096
+# The kernel of wide weights: those that take longer to read than a launch takes, whose tiles leave
+# few multiprocessors without work.
+_WIDE_ROWS, _WIDE_INPUTS, _WIDE_SIZE, _WIDE_EVENNESS = 65, 1024, 32 << 20, 0.85
 
 
 def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
@@ -93,8 +98,8 @@ def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
     return batch_rule(n, k, rows, device) if rows <= _most_rows(n, k) else None
 
 
-def many_rows(n: int, k: int, is_gated: bool) -> int | None:
-    """Return from how many rows on the kernel of many takes a weight ``[n, k]``, ``None``: never.
+def many_rows(n: int, k: int, is_gated: bool) -> range:
+    """Return for how many rows the kernel of many takes a weight ``[n, k]``.
 
     Args:
         n: Outputs.
@@ -102,8 +107,26 @@ def many_rows(n: int, k: int, is_gated: bool) -> int | None:
         is_gated: Whether it is of gate and up, with the activation behind it.
     """
     if is_gated:
-        return _MANY_GATED_ROWS if k >= _MANY_GATED_INPUTS else None
-    return _MANY_PLAIN_ROWS if min(n, k) >= _MANY_PLAIN_SIZE else None
+        return _from(_MANY_GATED_ROWS) if k >= _MANY_GATED_INPUTS else range(0)
+    return _from(_MANY_PLAIN_ROWS) if min(n, k) >= _MANY_PLAIN_SIZE else range(0)
+
+
+def _from(rows: int) -> range:
+    """Return all numbers of rows from one on."""
+    return range(rows, sys.maxsize)
+
+
+def wide_rows(n: int, k: int, device: DeviceSize) -> range:
+    """Return for how many rows the kernel of wide weights takes a gated one ``[n, k]``.
+
+    Args:
+        n: Gates and ups.
+        k: Inputs.
+        device: That it runs on.
+    """
+    is_large = k >= _WIDE_INPUTS and n * k >= _WIDE_SIZE
+    is_taken = is_large and evenness(n, device.num_sms) >= _WIDE_EVENNESS
+    return range(_WIDE_ROWS, WIDE_ROWS + 1) if is_taken else range(0)
 
 
 def few_rule(n: int, k: int, rows: int, device: DeviceSize) -> FewPlan | None:

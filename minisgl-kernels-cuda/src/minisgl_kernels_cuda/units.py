@@ -167,6 +167,13 @@ LINEAR_MANY = Unit(
     static_shared_bytes=0,
     only_arch="sm_90a",
 )
+LINEAR_WIDE = Unit(
+    "linear_wide",
+    {f"linear_wide_{rows}": "128s128sPPiii" for rows in (128, 192, 256)},
+    max_shared_bytes=5 * (192 + 144) * 128 + 128,  # of the middle one
+    static_shared_bytes=0,
+    only_arch="sm_90a",
+)
 ATTENTION = Unit(
     "attention",
     {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
@@ -186,5 +193,6 @@ ALLREDUCE = Unit(
     },
 )
 UNITS = (
-    ALLREDUCE, ATTENTION, NORM, ACTIVATION, MEMORY, QKV, SAMPLE, LINEAR, LINEAR_BATCH, LINEAR_MANY,
+    ALLREDUCE, ATTENTION, NORM, ACTIVATION, MEMORY, QKV, SAMPLE,
+    LINEAR, LINEAR_BATCH, LINEAR_MANY, LINEAR_WIDE,
 )  # fmt: skip

@@ -69,6 +69,7 @@ INLINE Operand operand(const uint4* at) {
 #define NAMES_64                                                                       \
     NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61," \
              " %62, %63"
+#define NAMES_72 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define NAMES_128                                                                      \
     NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77," \
              " %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93," \
@@ -81,7 +82,8 @@ INLINE Operand operand(const uint4* at) {
 // (+ 1 for odd ones). The operands begin with the first line.
 template <int ROWS>
 INLINE void multiply_add(float (&c)[ROWS / 8][4], Operand left, Operand right) {
-    static_assert(ROWS == 16 || ROWS % 32 == 0 && ROWS <= 128 || ROWS == 256, "no form");
+    static_assert(ROWS == 16 || ROWS % 32 == 0 && ROWS <= 128 || ROWS == 144 || ROWS == 256,
+                  "no form");
     if constexpr (ROWS == 16) PRODUCT(16, NAMES_8, "%8", "%9", SUM_OF(0), SUM_OF(1));
     if constexpr (ROWS == 32) PRODUCT(32, NAMES_16, "%16", "%17", SUMS_OF(0));
     if constexpr (ROWS == 64) PRODUCT(64, NAMES_32, "%32", "%33", SUMS_OF(0), SUMS_OF(4));
@@ -89,6 +91,8 @@ INLINE void multiply_add(float (&c)[ROWS / 8][4], Operand left, Operand right) {
         PRODUCT(96, NAMES_48, "%48", "%49", SUMS_OF(0), SUMS_OF(4), SUMS_OF(8));
     if constexpr (ROWS == 128)
         PRODUCT(128, NAMES_64, "%64", "%65", MANY_SUMS_OF(0));
+    if constexpr (ROWS == 144)
+        PRODUCT(144, NAMES_72, "%72", "%73", MANY_SUMS_OF(0), SUM_OF(16), SUM_OF(17));
     if constexpr (ROWS == 256)
         PRODUCT(256, NAMES_128, "%128", "%129", MANY_SUMS_OF(0), MANY_SUMS_OF(16));
 }

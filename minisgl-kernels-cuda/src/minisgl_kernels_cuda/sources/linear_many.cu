@@ -9,12 +9,11 @@
 // A tile of a gated product is 128 gates and the ups that belong to them. What is written is
 // act(gate) * up, and gates and ups never leave the registers.
 #include "activation.cuh"
-#include "tma.cuh"
+#include "ring.cuh"
 
 constexpr int THREADS = 384, STAGES = 4;
 constexpr int ROWS = 128, OUTPUTS = 256, INPUTS = 64;  // of a tile; inputs of a step
-constexpr int BLOCKS = 2;                              // of a cluster
-constexpr int X_SLOT = ROWS * LINE, SLOT = X_SLOT + OUTPUTS * LINE, SLOT_BYTES = SLOT * 16;
+constexpr int X_SLOT = ROWS * LINE, SLOT = X_SLOT + OUTPUTS * LINE;
 constexpr int BOX = 64 * LINE, BOXES = 2;  // that a warpgroup writes at a time
 constexpr int RESULTS = 2 * BOXES * BOX;
 // Pairs of blocks of rows that are gone through with the same outputs before the next ones: the
@@ -57,66 +56,26 @@ struct Place {
     }
 };
 
-// The ring, as one who fills or reads it sees it. A slot is x and then the weight.
-struct Ring {
-    uint4* slots;
-    Arrivals *full, *empty;
-    int stage, parity;
-
-    INLINE Ring(uint4* shared) : slots(shared), stage(0), parity(0) {
-        full = reinterpret_cast<Arrivals*>(shared + STAGES * SLOT + RESULTS);
-        empty = full + STAGES;
-    }
-    INLINE uint4* slot() const { return slots + stage * SLOT; }
-    INLINE void advance() {
-        if (++stage < STAGES) return;
-        stage = 0;
-        parity ^= 1;
-    }
-    // Called by a whole warpgroup that has read a slot; what comes next is written to both blocks.
-    INLINE void release(int which) const {
-        if (threadIdx.x % 128 < BLOCKS) arrive_at(empty + which, threadIdx.x % 128);
-    }
-};
+typedef Ring<STAGES, SLOT, 2> Steps;
 
 template <Activation KIND>
-INLINE void fill(Ring ring, const MatrixMap& x, const MatrixMap& w, const Product<KIND>& p) {
+INLINE void fill(Steps ring, const MatrixMap& x, const MatrixMap& w, const Product<KIND>& p) {
     int rank = cluster_rank(), num_steps = p.num_steps(), row, column;
     for (Place at(p); at.is_there(); at.advance()) {
         at.find(row, column);
         // This block's half of the weight's rows: gates or ups, or outputs side by side.
         int line = column * p.WIDTH + rank * (KIND ? p.n / 2 : OUTPUTS / BLOCKS);
         for (int i = 0; i < num_steps; i++) {
-            Arrivals* full = ring.full + ring.stage;
+            Arrivals* full = ring.arrivals();
             uint4* slot = ring.slot();
-            wait_for(ring.empty + ring.stage, ring.parity ^ 1);
-            arrive_and_expect(full, SLOT_BYTES);
+            ring.wait_until_empty();
+            ring.expect();
             load_box(slot, x, i * INPUTS, row, full);
             load_box_for_both(slot + X_SLOT + rank * (OUTPUTS / BLOCKS * LINE), w, i * INPUTS, line,
                               full);
             ring.advance();
         }
     }
-}
-
-// A warpgroup's sums of a tile: 64 rows, in the order of multiply_add.
-INLINE void multiply(Sums& sums, Ring& ring, int group, int num_steps) {
-    int previous = 0;
-    for (int i = 0; i < num_steps; i++) {
-        wait_for(ring.full + ring.stage, ring.parity);
-        Operand x = operand(ring.slot() + group * 64 * LINE), w = operand(ring.slot() + X_SLOT);
-        start_products();
-#pragma unroll
-        for (int piece = 0; piece < LINE; piece += 2)  // 16 inputs
-            multiply_add<OUTPUTS>(sums, x + piece, w + piece);
-        submit_products();
-        products_pending<1>();  // the step before is done while this one runs
-        if (i) ring.release(previous);
-        previous = ring.stage;
-        ring.advance();
-    }
-    products_pending<0>();
-    ring.release(previous);
 }
 
 // To the sums of a tile whose first output is `output`.
@@ -181,12 +140,17 @@ INLINE void finish(const Sums& sums, uint4* results, const MatrixMap& out, int r
 
 // What a warpgroup does that multiplies, all its tiles long.
 template <Activation KIND>
-INLINE void take_tiles(Ring ring, uint4* results, const MatrixMap& out, const Product<KIND>& p) {
+INLINE void take_tiles(Steps ring, uint4* results, const MatrixMap& out, const Product<KIND>& p) {
     int group = threadIdx.x / 128 - 1, row, column;
     results += group * BOXES * BOX;
     for (Place at(p); at.is_there(); at.advance()) {
         Sums sums = {};
-        multiply(sums, ring, group, p.num_steps());
+        ring.take(p.num_steps(), [&](Operand slot) {
+#pragma unroll
+            for (int piece = 0; piece < LINE; piece += 2)  // 16 inputs
+                multiply_add<OUTPUTS>(sums, slot + group * 64 * LINE + piece,
+                                      slot + X_SLOT + piece);
+        });
         at.find(row, column);
         row += group * 64;
         if (p.bias) add_bias(sums, p, column * p.WIDTH);
@@ -199,14 +163,8 @@ template <Activation KIND>
 INLINE void linear_many(const MatrixMap& x, const MatrixMap& w, const MatrixMap& out,
                         const Product<KIND>& p) {
     SHARED_LINES(shared);
-    Ring ring(shared);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            expect_arrivals(ring.full + i, 1);
-            expect_arrivals(ring.empty + i, BLOCKS * 2);  // of each warpgroup that reads the slot
-        }
-        publish_arrivals();
-    }
+    Steps ring(shared, shared + STAGES * SLOT + RESULTS);
+    if (threadIdx.x == 0) ring.start();
     pdl_launch();
     cluster_barrier();
     pdl_wait();

@@ -1,0 +1,61 @@
+// A ring of slots in shared memory, each with what one step of a product reads: the copy engine
+// fills it, warpgroups read it, and both blocks of a cluster go round theirs together, since each
+// copies a part for both.
+#pragma once
+#include "tma.cuh"
+
+constexpr int BLOCKS = 2;  // of a cluster
+
+// As one who fills or reads it sees it. SLOT counts pieces, READERS the warpgroups of a block.
+template <int STAGES, int SLOT, int READERS>
+struct Ring {
+    static constexpr int SLOT_BYTES = SLOT * 16;
+
+    uint4* slots;
+    Arrivals *full, *empty;
+    int stage, parity;
+
+    INLINE Ring(uint4* slots, uint4* arrivals) : slots(slots), stage(0), parity(0) {
+        full = reinterpret_cast<Arrivals*>(arrivals);
+        empty = full + STAGES;
+    }
+    // One thread, before the cluster's barrier.
+    INLINE void start() const {
+        for (int i = 0; i < STAGES; i++) {
+            expect_arrivals(full + i, 1);
+            expect_arrivals(empty + i, BLOCKS * READERS);
+        }
+        publish_arrivals();
+    }
+    INLINE uint4* slot() const { return slots + stage * SLOT; }
+    INLINE Arrivals* arrivals() const { return full + stage; }
+    INLINE void advance() {
+        if (++stage < STAGES) return;
+        stage = 0;
+        parity ^= 1;
+    }
+    // Whoever fills the slot waits until it is empty in both blocks, and says what is to come.
+    INLINE void wait_until_empty() const { wait_for(empty + stage, parity ^ 1); }
+    INLINE void expect() const { arrive_and_expect(arrivals(), SLOT_BYTES); }
+    // Called by a whole warpgroup that has read a slot; what comes next is written to both blocks.
+    INLINE void release(int which) const {
+        if (threadIdx.x % 128 < BLOCKS) arrive_at(empty + which, threadIdx.x % 128);
+    }
+    // A warpgroup takes so many steps: `multiply` starts the products of the slot that it is given.
+    template <class F>
+    INLINE void take(int num_steps, F multiply) {
+        int previous = 0;
+        for (int i = 0; i < num_steps; i++) {
+            wait_for(arrivals(), parity);
+            start_products();
+            multiply(operand(slot()));
+            submit_products();
+            products_pending<1>();  // the step before is done while this one runs
+            if (i) release(previous);
+            previous = stage;
+            advance();
+        }
+        products_pending<0>();
+        release(previous);
+    }
+};

@@ -1,0 +1,98 @@
+"""Gated products of large batches, on the simulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minisgl_kernels_cuda.activation import build_activations
+from minisgl_kernels_cuda.linear_table import wide_rows
+from minisgl_kernels_cuda.linear_wide import FORMS, evenness
+from minisgl_kernels_cuda.units import LINEAR_WIDE, DeviceSize, Loader
+from tests.kernels_cuda.planned_kernels import H200, LargeKernels
+from tests.kernels_cuda.reference import BF16, F16, assert_near, make
+
+ONE_CLUSTER = DeviceSize(2, 227 << 10, "sm_90a")
+
+
+def assert_right(
+    loader: Loader, rows: int, n: int, k: int, *, dtype: torch.dtype = BF16,
+    device: DeviceSize = H200, has_bias: bool = False,
+) -> None:  # fmt: skip
+    """Compare with the activation of the product, rounded where the library rounds."""
+    x, weight = make(rows, k, dtype=dtype), make(n, k, dtype=dtype, seed=1) / 16
+    bias = make(n, dtype=dtype, seed=2) if has_bias else None
+    packed = LargeKernels(loader, dtype, device, is_wide=True)
+    out = packed.pack_gated_linear(weight, bias, "silu")(x)
+    sums = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    silu_and_mul = build_activations(loader, dtype)["silu_and_mul"]
+    assert_near(out, silu_and_mul(sums.to(dtype)).double(), scale=max(1, k**0.5 / 16))
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [
+        # Each kernel with all of its rows and with few; gates around the ends of a tile and of a
+        # pair; inputs of one step, of some and of a part.
+        (1, 16, 8), (65, 144, 64), (128, 160, 200), (129, 288, 136), (192, 304, 64),
+        (193, 272, 72), (250, 48, 328), (256, 448, 64),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_products_of_any_size_are_the_activation_of_the_sums(
+    loader: Loader, dtype: torch.dtype, rows: int, n: int, k: int
+) -> None:
+    assert_right(loader, rows, n, k, dtype=dtype, has_bias=rows % 2 == 1)
+
+
+@pytest.mark.parametrize("rows", [100, 150, 200])
+@pytest.mark.parametrize("num_steps", range(1, 9))
+def test_a_cluster_takes_tiles_of_any_number_of_steps_one_after_another(
+    loader: Loader, rows: int, num_steps: int
+) -> None:
+    # Three pairs of tiles, so that the ring goes on over their ends, at each of its places.
+    assert_right(loader, rows, 720, 64 * num_steps - 8, device=ONE_CLUSTER)
+
+
+def test_nothing_beside_the_tensors_is_read_or_counts(loader: Loader) -> None:
+    nan = float("nan")
+    rows, n, k = 130, 304, 136
+    storage, weights = torch.full((300, k), nan, dtype=BF16), torch.full((500, k), nan, dtype=BF16)
+    storage[:rows], weights[:n] = make(rows, k, dtype=BF16), make(n, k, dtype=BF16, seed=1) / 16
+    packed = LargeKernels(loader, BF16, is_wide=True)
+    out = packed.pack_gated_linear(weights[:n], None, "silu")(storage[:rows])
+    own = packed.pack_gated_linear(weights[:n].clone(), None, "silu")(storage[:rows].clone())
+    assert torch.equal(out, own)
+    assert out.isfinite().all()
+
+
+def test_a_row_is_the_same_whatever_rows_are_beside_it(loader: Loader) -> None:
+    # Other kernels have other numbers of rows, the same sums.
+    x, weight = make(256, 200, dtype=BF16), make(304, 200, dtype=BF16, seed=1)
+    packed = LargeKernels(loader, BF16, is_wide=True).pack_gated_linear(weight, None, "silu")
+    expected = packed(x)
+    for rows in (1, 100, 128, 129, 192, 193):
+        assert torch.equal(packed(x[:rows].clone()), expected[:rows])
+
+
+def test_the_memory_of_each_kernel_is_within_what_launches_may_take() -> None:
+    assert max(form.shared_bytes for form in FORMS) == LINEAR_WIDE.max_shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "is_taken"),
+    [
+        (34_816, 5120, True),  # 14B, and the same over two ranks: tiles for one turn, nearly
+        (17_408, 5120, True),
+        (51_200, 5120, True),  # 32B
+        (24_576, 4096, False),  # 8B: a third of the device would have nothing to do
+        (6144, 1024, False),  # 0.6B is read sooner than a ring is filled
+    ],
+)
+def test_wide_weights_take_large_batches_where_tiles_come_out_even(
+    n: int, k: int, is_taken: bool
+) -> None:
+    rows = wide_rows(n, k, H200)
+    assert (100 in rows, 256 in rows) == (is_taken, is_taken)
+    assert 257 not in rows
+    assert not is_taken or 0.85 <= evenness(n, H200.num_sms) <= 1
