@@ -34,7 +34,7 @@ _TURNS = 3
 class LargeKernels(LinearKernels):
     """Kernels that leave no product to the library.
 
-    Gated ones of up to 256 rows go to the kernel of wide weights, all others to that of many rows.
+    Gated ones of up to 192 rows go to the kernel of wide weights, all others to that of many rows.
     """
 
     def __init__(self, loader: Loader, activations: Mapping[str, ActAndMul]) -> None:

@@ -18,7 +18,7 @@ from minisgl_kernels_cuda.linear_plans import BatchPlan, has_kernel, kernel_rows
 from minisgl_kernels_cuda.linear_table import batch_rule
 from minisgl_kernels_cuda.norm import Norms
 from tests.kernels_cuda.planned_kernels import LargeKernels, PlannedKernels, product
-from tests.kernels_cuda.reference import BF16, F16, assert_near
+from tests.kernels_cuda.reference import BF16, F16, TOLERANCE, assert_near
 
 pytestmark = [
     pytest.mark.gpu,
@@ -254,9 +254,9 @@ def wide(loader: DeviceLoader) -> Mapping[torch.dtype, LargeKernels]:
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
     [
-        # 14B on one GPU and on two, 32B; and sizes that end within a tile, a step or a band.
-        (128, 34_816, 5120), (192, 34_816, 5120), (256, 34_816, 5120), (65, 17_408, 5120),
-        (136, 51_200, 5120), (1, 16, 8), (100, 520, 72), (150, 2000, 264), (250, 6144, 1032),
+        # 14B on one GPU and on two, 32B; and sizes that end within a tile, a step or a warpgroup.
+        (129, 34_816, 5120), (192, 34_816, 5120), (160, 17_408, 5120), (136, 51_200, 5120),
+        (1, 16, 8), (100, 528, 72), (150, 2000, 264), (190, 6144, 1032),
     ],
 )  # fmt: skip
 def test_wide_products_are_the_activation_of_the_sums(
@@ -269,13 +269,15 @@ def test_wide_products_are_the_activation_of_the_sums(
         packed = wide[dtype].pack_gated_linear(weight, bias, "silu")
         poison(rows, n // 2, dtype=dtype)
         out = packed(x)
-        sums = product(x, weight, bias).to(dtype)
-        assert_near(out, silu_and_mul(sums).double(), scale=1)
+        expected = silu_and_mul(product(x, weight, bias).to(dtype))
+        # Gate, activation and product are each rounded, and any of them may fall the other way.
+        apart = (out.double() - expected.double()).abs()
+        assert (apart <= 3 * TOLERANCE[dtype] * (1 + expected.double().abs())).all()
         for _ in range(3):
             assert torch.equal(packed(x), out)
 
 
-@pytest.mark.parametrize("rows", [100, 190, 256])
+@pytest.mark.parametrize("rows", [130, 192])
 def test_a_chain_of_wide_products_gives_the_same_bits_at_every_replay(
     wide: Mapping[torch.dtype, LargeKernels], many: Mapping[torch.dtype, LargeKernels],
     loader: DeviceLoader, rows: int,

@@ -46,7 +46,7 @@ class LargeKernels(LinearKernels):
         return range(0) if self._is_wide else range(1, 10_000)
 
     def wide_rows(self, n: int, k: int) -> range:
-        return range(1, 257) if self._is_wide else range(0)
+        return range(1, 193) if self._is_wide else range(0)
 
     def large(self, of: Weight) -> list[LargeProduct]:
         products = super().large(of)

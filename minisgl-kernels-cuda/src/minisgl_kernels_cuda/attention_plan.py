@@ -19,8 +19,9 @@ _TABLE_BYTES = 12  # per request, behind the queue
 # (Request, KV head) pairs per multiprocessor up to which few blocks are the best: a block has so
 # little to read that what it costs to start one, and the room it takes from the kernels next to
 # it, counts for more.
-_FEW_PAIRS = 0.5
-_SOME_PAIRS = 1.0  # up to which two blocks are better than three
+_FEW_PAIRS = 0.25
+_SOME_PAIRS = 0.5  # up to which one block of half as many warps is the best
+_MORE_PAIRS = 1.0  # up to which two are better than three
 _MIN_WARPS = 4
 
 
@@ -64,6 +65,8 @@ def choose_plan(num_pairs: int, num_sms: int) -> AttentionPlan:
     if num_pairs <= _FEW_PAIRS * num_sms:
         return AttentionPlan(warps=8, depth=2, blocks_per_sm=1)
     if num_pairs <= _SOME_PAIRS * num_sms:
+        return AttentionPlan(warps=4, depth=2, blocks_per_sm=1)
+    if num_pairs <= _MORE_PAIRS * num_sms:
         return AttentionPlan(warps=4, depth=2, blocks_per_sm=2)
     return AttentionPlan(warps=4, depth=2, blocks_per_sm=3)
 

@@ -15,7 +15,7 @@ from minisgl.ops.contract import ActAndMul, GatedActivation, PackedLinear
 from minisgl_kernels_cuda.linear_many import ManyKernels, ManyLinear, serves_many
 from minisgl_kernels_cuda.linear_plans import MAX_ROWS, FewPlan, Plan, kernel_rows
 from minisgl_kernels_cuda.linear_table import choose, many_rows, wide_rows
-from minisgl_kernels_cuda.linear_wide import WideKernels, WideLinear
+from minisgl_kernels_cuda.linear_wide import WideKernel, WideLinear
 from minisgl_kernels_cuda.units import (
     LINEAR,
     LINEAR_BATCH,
@@ -116,7 +116,7 @@ class LinearKernels:
             self._launches |= loader.load(LINEAR_BATCH, dtype)
         has_many = uses_many and device.arch == LINEAR_MANY.only_arch
         self._many = ManyKernels(loader, dtype, device) if has_many else None
-        self._wide = WideKernels(loader, dtype, device) if has_many else None
+        self._wide = WideKernel(loader, dtype, device) if has_many else None
         self._dtype = dtype
         self._device = device
         self._max_rows = max_rows

@@ -75,9 +75,9 @@ _MIN_W_SLOTS = 3
 # and 2 % where the GPU is held back by its power.
 _MANY_GATED_ROWS, _MANY_GATED_INPUTS = 2048, 1024
 _MANY_PLAIN_ROWS, _MANY_PLAIN_SIZE = 4096, 4096
-# The kernel of wide weights: those that take longer to read than a launch takes, whose tiles leave
-# few multiprocessors without work.
-_WIDE_ROWS, _WIDE_INPUTS, _WIDE_SIZE, _WIDE_EVENNESS = 65, 1024, 32 << 20, 0.85
+# The kernel of wide weights: for those that take longer to read than a launch takes, and whose
+# tiles leave few multiprocessors without work. Kernels like it of 128 and 256 rows won nothing.
+_WIDE_ROWS, _WIDE_INPUTS, _WIDE_SIZE, _WIDE_EVENNESS = 129, 1024, 32 << 20, 0.85
 
 
 def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:

@@ -1,15 +1,20 @@
-// The gate and up product of a large decode batch, 65 to 256 rows, with SiLU behind it.
+// The gate and up product of a large decode batch, 129 to 192 rows, with SiLU behind it.
 //
 // Here reading the weight takes about as long as the arithmetic, and neither may wait for the
 // other. A tile is all rows and 72 gates with their ups, an even division of a wide weight over
-// the device. Two or three warpgroups multiply, 64 or 128 rows each; one thread of another has the
-// copy engine fill the ring. The two blocks of a cluster take neighbouring tiles: each copies its own part of
+// the device. Three warpgroups multiply, 64 rows each; one thread of a fourth has the copy engine
+// fill the ring. The two blocks of a cluster take neighbouring tiles: each copies its own part of
 // the weight, and half of x for both, so that x costs less of the second-level cache's bandwidth
 // than the weight. The ring's first weights are copied while the kernel in front still runs.
 #include "activation.cuh"
 #include "ring.cuh"
 
-constexpr int WIDTH = 72, OUTPUTS = 2 * WIDTH, INPUTS = 64;  // of a tile: gates, all; of a step
+constexpr int GROUPS = 3, THREADS = 128 * (GROUPS + 1), STAGES = 5;
+constexpr int ROWS = 64 * GROUPS, WIDTH = 72, OUTPUTS = 2 * WIDTH;  // of a tile: gates, and all
+constexpr int INPUTS = 64;                                          // of a step
+constexpr int X_SLOT = ROWS * LINE, SLOT = X_SLOT + OUTPUTS * LINE;
+
+typedef Ring<STAGES, SLOT, GROUPS> Steps;
 
 typedef float Sums[OUTPUTS / 8][4];
 
@@ -24,46 +29,32 @@ struct Product {
     }
 };
 
-// GROUPS warpgroups with BANDS of 64 rows each; as many steps on their way as shared memory holds.
-template <int GROUPS_, int BANDS_>
-struct Form {
-    static constexpr int GROUPS = GROUPS_, BANDS = BANDS_, ROWS = 64 * GROUPS * BANDS;
-    static constexpr int THREADS = 128 * (GROUPS + 1);
-    static constexpr int X_SLOT = ROWS * LINE, SLOT = X_SLOT + OUTPUTS * LINE;
-    static constexpr int STAGES = ROWS == 128 ? 6 : ROWS == 192 ? 5 : 4;
-    // Of a thread that multiplies; with the 40 of one that copies, what the launch has.
-    static constexpr int REGISTERS = GROUPS == 2 ? 232 : 152;
-    typedef Ring<STAGES, SLOT, GROUPS> Steps;
-};
-
 // The first gate of this block's tile, of the pair of tiles that its cluster takes.
 INLINE int first_gate(int pair) { return (pair * BLOCKS + cluster_rank()) * WIDTH; }
 INLINE int first_pair() { return blockIdx.x / BLOCKS; }
 INLINE int num_clusters() { return gridDim.x / BLOCKS; }
 
-template <class Form>
 struct Copier {
-    typename Form::Steps ring;
+    Steps ring;
     const MatrixMap &x, &w;
     int up;  // the first of the weight's rows that are ups
 
     INLINE void copy_weight(int gate, int step) const {
         ring.expect();
-        uint4* to = ring.slot() + Form::X_SLOT;
+        uint4* to = ring.slot() + X_SLOT;
         load_box(to, w, step * INPUTS, gate, ring.arrivals());
         load_box(to + WIDTH * LINE, w, step * INPUTS, up + gate, ring.arrivals());
     }
     INLINE void copy_x(int step) const {
-        int line = cluster_rank() * (Form::ROWS / BLOCKS);
+        int line = cluster_rank() * (ROWS / BLOCKS);
         load_box_for_both(ring.slot() + line * LINE, x, step * INPUTS, line, ring.arrivals());
     }
 };
 
-template <class Form>
-INLINE void fill(Copier<Form> copier, const Product& p) {
-    int num_steps = p.num_steps(), num_early = min(Form::STAGES, num_steps);
+INLINE void fill(Copier copier, const Product& p) {
+    int num_steps = p.num_steps(), num_early = min(STAGES, num_steps);
     if (first_pair() >= p.num_pairs()) num_early = 0;
-    Copier<Form> early = copier;
+    Copier early = copier;
     for (int i = 0; i < num_early; i++) {
         early.copy_weight(first_gate(first_pair()), i);
         early.ring.advance();
@@ -94,7 +85,7 @@ INLINE void add_bias(float (&sums)[4], const scalar* bias) {
     sums[3] += odd;
 }
 
-// Write the results of a tile and a band: 64 rows of x, from `row` on.
+// Write a warpgroup's results of a tile: 64 rows of x, from `row` on.
 INLINE void finish(Sums& sums, const Product& p, int row, int gate) {
     row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     int num_outputs = p.n / 2;
@@ -115,52 +106,37 @@ INLINE void finish(Sums& sums, const Product& p, int row, int gate) {
 }
 
 // What a warpgroup does that multiplies, all its tiles long.
-template <class Form>
-INLINE void take_tiles(typename Form::Steps ring, const Product& p) {
-    int first = (threadIdx.x / 128 - 1) * Form::BANDS * 64;  // of its rows
+INLINE void take_tiles(Steps ring, const Product& p) {
+    int row = (threadIdx.x / 128 - 1) * 64;
     for (int pair = first_pair(); pair < p.num_pairs(); pair += num_clusters()) {
-        Sums sums[Form::BANDS] = {};
+        Sums sums = {};
         ring.take(p.num_steps(), [&](Operand slot) {
 #pragma unroll
             for (int piece = 0; piece < LINE; piece += 2)  // 16 inputs
-#pragma unroll
-                for (int band = 0; band < Form::BANDS; band++)
-                    multiply_add<OUTPUTS>(sums[band], slot + (first + band * 64) * LINE + piece,
-                                          slot + Form::X_SLOT + piece);
+                multiply_add<OUTPUTS>(sums, slot + row * LINE + piece, slot + X_SLOT + piece);
         });
-#pragma unroll
-        for (int band = 0; band < Form::BANDS; band++)
-            finish(sums[band], p, first + band * 64, first_gate(pair));
+        finish(sums, p, row, first_gate(pair));
     }
 }
 
-template <class Form>
-INLINE void linear_wide(const MatrixMap& x, const MatrixMap& w, const Product& p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    linear_wide(const __grid_constant__ MatrixMap x, const __grid_constant__ MatrixMap w,
+                scalar* out, const scalar* bias, int m, int n, int k) {
     SHARED_LINES(shared);
-    typename Form::Steps ring(shared, shared + Form::STAGES * Form::SLOT);
+    Product p{out, bias, m, n, k};
+    Steps ring(shared, shared + STAGES * SLOT);
     if (threadIdx.x == 0) ring.start();
     pdl_launch();
     cluster_barrier();
     if (threadIdx.x < 128) {
         give_back_registers<40>();
-        if (threadIdx.x == 0) fill(Copier<Form>{ring, x, w, p.n / 2}, p);
+        if (threadIdx.x == 0) fill(Copier{ring, x, w, n / 2}, p);
         else pdl_wait();
         __syncwarp();
     } else {
-        take_registers<Form::REGISTERS>();
+        take_registers<152>();
         pdl_wait();
-        take_tiles<Form>(ring, p);
+        take_tiles(ring, p);
     }
     cluster_leave();  // until then the other block may copy to this one, and arrive
 }
-
-#define MINISGL_LINEAR_WIDE(ROWS, GROUPS, BANDS)                                                  \
-    extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) linear_wide_##ROWS(       \
-        const __grid_constant__ MatrixMap x, const __grid_constant__ MatrixMap w, scalar* out,    \
-        const scalar* bias, int m, int n, int k) {                                                \
-        linear_wide<Form<GROUPS, BANDS>>(x, w, Product{out, bias, m, n, k});                      \
-    }
-
-MINISGL_LINEAR_WIDE(128, 2, 1)
-MINISGL_LINEAR_WIDE(192, 3, 1)
-MINISGL_LINEAR_WIDE(256, 2, 2)
