@@ -20,6 +20,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -137,7 +138,7 @@ def print_attention() -> None:
                 batch = case.prefill(steps) if is_prompt else case.decode(steps)
                 backend.prepare_metadata(batch)
                 q = case.queries(sum(lens) if is_prompt else len(lens))
-                calls[name] = lambda f=backend.forward, q=q, batch=batch: f(q, 0, batch)
+                calls[name] = partial(backend.forward, q, 0, batch)
             cells = time_in_turn(calls, repeats=3 if is_prompt else 20)
             text = "  ".join(f"{name} {value * 1e6:7.0f}" for name, value in cells.items())
             what = "prompt of" if is_prompt else "requests of"
@@ -148,7 +149,7 @@ def print_ops() -> None:
     """Print the small ops of a layer of the demo model beside the obvious other ways."""
     print("\nops: us per call")
     weight, cache = torch.randn(576), torch.randn(4096, 64)
-    pools = [torch.zeros(4096, 3, 64) for _ in range(2)]
+    k_pool, v_pool = torch.zeros(4096, 3, 64), torch.zeros(4096, 3, 64)
     for num_rows in (1, 3, 16, 128):
         x, gates = torch.randn(num_rows, 576), torch.randn(num_rows, 3072)
         out, residual = torch.randn(num_rows, 576), torch.randn(num_rows, 576)
@@ -157,16 +158,14 @@ def print_ops() -> None:
         positions, slots = torch.arange(num_rows), torch.randperm(4096)[:num_rows]
         cos, sin = torch_ops.rope_rows(positions, cache, x.dtype)
         calls: Timed = {
-            "rms_norm": lambda x=x: torch_ops.rms_norm(x, weight, 1e-5),
-            "F.rms_norm": lambda x=x: F.rms_norm(x, (576,), weight, 1e-5),
-            "add_rms_norm": lambda o=out, r=residual: torch_ops.fused_add_rms_norm(
-                o, r, weight, 1e-5
-            ),
-            "rope": lambda q=q, k=k, p=positions: torch_ops.rope(q, k, p, cache),
-            "rope_rows": lambda p=positions: torch_ops.rope_rows(p, cache, torch.float32),
-            "apply_rope": lambda h=heads, c=cos, s=sin: torch_ops.apply_rope(h[:, :12], c, s),
-            "store_kv": lambda k=k, v=v, s=slots: torch_ops.store_kv(k, v, *pools, s),
-            "silu_and_mul": lambda g=gates: torch_ops.silu_and_mul(g),
+            "rms_norm": partial(torch_ops.rms_norm, x, weight, 1e-5),
+            "F.rms_norm": partial(F.rms_norm, x, (576,), weight, 1e-5),
+            "add_rms_norm": partial(torch_ops.fused_add_rms_norm, out, residual, weight, 1e-5),
+            "rope": partial(torch_ops.rope, q, k, positions, cache),
+            "rope_rows": partial(torch_ops.rope_rows, positions, cache, torch.float32),
+            "apply_rope": partial(torch_ops.apply_rope, heads[:, :12], cos, sin),
+            "store_kv": partial(torch_ops.store_kv, k, v, k_pool, v_pool, slots),
+            "silu_and_mul": partial(torch_ops.silu_and_mul, gates),
         }
         cells = time_in_turn(calls, repeats=100)
         text = "  ".join(f"{name} {value * 1e6:.1f}" for name, value in cells.items())

@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -53,7 +54,7 @@ def load_hf() -> LlamaForCausalLM:
     """Load the demo model's weights into Hugging Face's class."""
     files = open_model("demo", "auto", PluginManager.bootstrap())
     config = LlamaConfig(**files.config)
-    model = LlamaForCausalLM(config).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(config).eval()
     reader = files.open_weights()
     state = {
         name: reader.read(name, (slice(None),) * len(reader.shape(name))) for name in reader.names()
@@ -139,8 +140,8 @@ def main() -> None:
         works = workloads(llm, rng)
         for name, timings in rows.items():
             work = works[name]
-            hf_s, expected = seconds(lambda n, w=work: run_hf(model, w, n), work)
-            our_s, tokens = seconds(lambda n, w=work: run_ours(llm, w, n), work)
+            hf_s, expected = seconds(partial(run_hf, model, work), work)
+            our_s, tokens = seconds(partial(run_ours, llm, work), work)
             if number:
                 timings.append((hf_s, our_s, tokens == expected))
     print(f"{'row':12} {'HF s':>8} {'ours s':>8} {'HF/ours':>8} same tokens")

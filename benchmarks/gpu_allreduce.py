@@ -113,7 +113,11 @@ class Bench:
                 times.append(begin.elapsed_time(end) * 1000 / NUM_CALLS)
         del graph
         assert not self.verdict.any(), "a kernel has waited in vain"
-        return statistics.median(times[2:])
+        return float(statistics.median(times[2:]))
+
+    def _nccl_sum(self, x: Tensor) -> None:
+        """Let NCCL sum on the stream that is captured."""
+        self.nccl.all_reduce(x, self.stream())
 
     def sums(self) -> Table:
         """Time sums by size."""
@@ -124,7 +128,7 @@ class Bench:
             if self.ours is not None:
                 calls["at once"] = partial(self.ours.sum_at_once, x, num_bytes // 16)
                 calls["by parts"] = partial(self.ours.sum_by_parts, x, num_bytes // 16)
-            calls["nccl"] = lambda x=x: self.nccl.all_reduce(x, self.stream())
+            calls["nccl"] = partial(self._nccl_sum, x)
             calls["torch"] = partial(self.torch.all_reduce, x)
             line: dict[str, float] = {"bytes": num_bytes}
             lines.append(line | {name: self.time(call) for name, call in calls.items()})
