@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_linear                  # as the table of linear_table.py chooses
     python -m benchmarks.gpu_linear --tune           # every form that may be good; about 2 minutes
-    python -m benchmarks.gpu_linear --many           # those of a prefill, see many_products.py
+    python -m benchmarks.gpu_linear --many           # of a prefill or a large batch
 
 Every figure is microseconds per product in a replayed CUDA graph that goes round several copies
 of the weight, so that it comes from memory. ``floor`` is the bytes of the weight and the rows over

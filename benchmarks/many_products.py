@@ -1,4 +1,4 @@
-"""Products of more rows than 64 on a GPU: our kernels and cuBLAS, fresh and under load.
+"""Products of a prefill or of a large batch on a GPU: our kernels and cuBLAS, fresh and under load.
 
 A GPU that has worked for a second lowers its clock to stay within its power, and what is quickest
 then needs the least energy. So each product is timed twice: in bursts with pauses, and at the end
@@ -23,7 +23,7 @@ from minisgl.ops.contract import ActAndMul
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.driver import device_size
 from minisgl_kernels_cuda.linear import LinearKernels
-from minisgl_kernels_cuda.linear_wide import WIDE_ROWS
+from minisgl_kernels_cuda.linear_wide import MAX_WIDE_ROWS
 from minisgl_kernels_cuda.units import Loader
 
 Shape = tuple[int, int]
@@ -47,7 +47,7 @@ class LargeKernels(LinearKernels):
 
     def wide_rows(self, n: int, k: int) -> range:
         """Choose it for all that it takes."""
-        return range(1, WIDE_ROWS + 1)
+        return range(1, MAX_WIDE_ROWS + 1)
 
 
 class Case(NamedTuple):

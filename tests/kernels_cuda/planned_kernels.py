@@ -8,6 +8,7 @@ from torch import Tensor
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.linear import LargeProduct, LinearKernels, Weight
 from minisgl_kernels_cuda.linear_plans import BatchPlan, Plan, has_kernel
+from minisgl_kernels_cuda.linear_wide import MAX_WIDE_ROWS
 from minisgl_kernels_cuda.units import DeviceSize, Loader
 
 H200 = DeviceSize(132, 227 << 10, "sm_90a")
@@ -29,7 +30,7 @@ class PlannedKernels(LinearKernels):
 
 
 class LargeKernels(LinearKernels):
-    """Kernels that leave every product to one of those of more rows than a batch.
+    """Kernels that leave every product to that of many rows, or all to that of wide weights.
 
     Attributes:
         may_refuse: Whether weights that it does not take may go to the library.
@@ -46,7 +47,7 @@ class LargeKernels(LinearKernels):
         return range(0) if self._is_wide else range(1, 10_000)
 
     def wide_rows(self, n: int, k: int) -> range:
-        return range(1, 193) if self._is_wide else range(0)
+        return range(1, MAX_WIDE_ROWS + 1) if self._is_wide else range(0)
 
     def large(self, of: Weight) -> list[LargeProduct]:
         products = super().large(of)

@@ -12,7 +12,7 @@ from minisgl.testing.attention_case import AttentionCase, AttentionShape
 from minisgl.testing.paged_batches import newest
 from minisgl.testing.reference import assert_close
 from minisgl_kernels_cuda.attention import DecodeAttention
-from minisgl_kernels_cuda.attention_plan import AttentionPlan
+from minisgl_kernels_cuda.attention_plan import AttentionPlan, choose_plan
 from minisgl_kernels_cuda.units import DeviceSize, Loader
 from tests.kernels_cuda.reference import BF16, F16, F32
 
@@ -123,3 +123,17 @@ def test_queries_that_are_not_aligned_are_copied(loader: Loader) -> None:
     odd.copy_(case.queries(2))
     out = make(loader, case).forward(odd, 0, batch)
     assert_close(out, case.expected(odd, batch), BF16, "odd queries", "attention")
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "layout"),
+    [
+        (1, (8, 1)), (33, (8, 1)), (34, (4, 1)), (66, (4, 1)), (67, (4, 2)), (132, (4, 2)),
+        (133, (4, 3)), (2048, (4, 3)),
+    ],
+)  # fmt: skip
+def test_layouts_are_those_that_an_h200_was_fastest_with(
+    num_pairs: int, layout: tuple[int, int]
+) -> None:
+    plan = choose_plan(num_pairs, 132)
+    assert (plan.warps, plan.blocks_per_sm) == layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cuda.bindings
 import pytest
@@ -127,23 +128,50 @@ def test_small_sums_go_through_shared_memory_and_large_ones_through_nccl(
     assert machine.driver.blocks == {}
 
 
-@pytest.mark.parametrize("way", ["sum_at_once", "sum_by_parts"])
+@pytest.mark.parametrize("way", ["sum_at_once", "sum_by_parts", "all_reduce_add_norm"])
+@pytest.mark.parametrize("wrong_ranks", [(1,), (0, 1)])
 def test_gpus_that_only_promise_to_share_memory_are_left_to_nccl(
     machine: Machine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     way: str,
+    wrong_ranks: tuple[int, ...],
 ) -> None:
-    monkeypatch.setattr(PeerReduce, way, lambda self, x, num_pieces: None)
+    right = getattr(PeerReduce, way)
+
+    def sometimes_wrong(kernels: PeerReduce, x: Tensor, *args: Any) -> Any:  # Any: of either
+        done = right(kernels, x, *args)
+        if kernels._rank in wrong_ranks:
+            for written in (x, *(done or ())[1:]):
+                written += 1
+        return done
+
+    monkeypatch.setattr(PeerReduce, way, sometimes_wrong)
 
     def work(made: CudaCommunicator) -> list[float]:
         assert made.all_reduce_add_norm is None
+        made.raise_if_broken()
         return list(made.all_reduce(torch.full((1024,), float(made.rank + 1))).unique().tolist())
 
     assert machine.run(tmp_path, work) == [[3.0]] * 2
-    assert caplog.text.count("sums over it come out wrong; all-reduce: NCCL") == 2
+    assert caplog.text.count("sums over it are wrong or took more than 10 s; all-reduce: NCCL") == 2
     assert machine.driver.blocks == {}
+
+
+def test_a_trial_that_took_too_long_is_not_held_against_the_communicator(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+
+    def too_late(kernels: PeerReduce, x: Tensor, num_pieces: int) -> None:
+        address, limit_ns = struct.unpack("Pq", kernels._patience)
+        limits.append(limit_ns)
+        (ctypes.c_int32 * 2).from_address(address)[1] = 1  # as a kernel does
+
+    monkeypatch.setattr(PeerReduce, "sum_at_once", too_late)
+    machine.run(tmp_path, CudaCommunicator.raise_if_broken)
+    assert limits == [10_000_000_000] * 2
 
 
 def test_the_fused_op_is_that_of_the_kernels(machine: Machine, tmp_path: Path) -> None:

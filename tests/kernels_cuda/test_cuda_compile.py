@@ -85,7 +85,7 @@ def test_layouts_list_each_parameter_with_its_size(unit: Unit) -> None:
         assert parameter_sizes(found[f".nv.info.{name}"].data) == listed, name
 
 
-# Copies of rows to places between lines are split, which costs decode attention an eighth.
+# Copies of rows to places between lines are split, which costs decode attention a tenth.
 @pytest.mark.parametrize(
     "unit", [unit for unit in UNITS if unit.max_shared_bytes], ids=lambda unit: unit.name
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minisgl.ops.contract import GatedActivation
 from minisgl_kernels_cuda.activation import build_activations
+from minisgl_kernels_cuda.linear import LargeProduct, Run, Weight
 from minisgl_kernels_cuda.linear_table import wide_rows
 from minisgl_kernels_cuda.linear_wide import evenness
 from minisgl_kernels_cuda.units import DeviceSize, Loader
@@ -74,18 +76,56 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(loader: Loader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "is_taken"),
+    ("n", "k", "part", "is_taken"),
     [
-        (34_816, 5120, True),  # 14B, and the same over two ranks: tiles for one turn, nearly
-        (17_408, 5120, True),
-        (51_200, 5120, True),  # 32B
-        (24_576, 4096, False),  # 8B: a third of the device would have nothing to do
-        (6144, 1024, False),  # 0.6B is read sooner than a ring is filled
+        (34_816, 5120, 121 / 132, True),  # 14B, and the same over two ranks
+        (17_408, 5120, 61 / 66, True),
+        (51_200, 5120, 178 / 198, True),  # 32B
+        (24_576, 4096, 86 / 132, False),  # 8B: a third of the device would have nothing to do
+        (6144, 1024, 22 / 66, False),  # 0.6B
+        (19_000, 512, 1.0, False),  # is read sooner than a ring is filled
     ],
 )
 def test_wide_weights_take_large_batches_where_tiles_come_out_even(
-    n: int, k: int, is_taken: bool
+    n: int, k: int, part: float, is_taken: bool
 ) -> None:
     rows = wide_rows(n, k, H200)
-    assert [num in rows for num in (128, 129, 192, 193)] == [False, is_taken, is_taken, False]
-    assert not is_taken or 0.85 <= evenness(n, H200.num_sms) <= 1
+    assert [num in rows for num in (159, 160, 192, 193)] == [False, is_taken, is_taken, False]
+    assert evenness(n, H200.num_sms) == pytest.approx(part)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_other_activations_are_left_to_the_library(
+    loader: Loader, activation: GatedActivation
+) -> None:
+    kernels = LargeKernels(loader, BF16, is_wide=True)
+    kernels.may_refuse = True
+    x, weight = make(160, 64, dtype=BF16), make(304, 64, dtype=BF16, seed=1)
+    act_and_mul = build_activations(loader, BF16)[f"{activation}_and_mul"]
+    expected = act_and_mul(torch.nn.functional.linear(x, weight))
+    assert torch.equal(kernels.pack_gated_linear(weight, None, activation)(x), expected)
+
+
+class Recorder(LargeKernels):
+    """Has both kernels of large products, each for rows of its own, and says which ran."""
+
+    def large(self, of: Weight) -> list[LargeProduct]:
+        def run_of(name: str) -> Run:
+            return lambda out, x, num_rows: self.ran.append(name)
+
+        self.ran: list[str] = []
+        return [
+            LargeProduct(range(3, 5), run_of("wide")),
+            LargeProduct(range(7, 99), run_of("many")),
+        ]
+
+
+def test_the_number_of_rows_chooses_the_product(loader: Loader) -> None:
+    kernels = Recorder(loader, BF16)
+    packed = kernels.pack_gated_linear(make(16, 8, dtype=BF16), None, "silu")
+    ran = []
+    for rows in (2, 3, 4, 5, 6, 7, 98, 99):
+        kernels.ran.clear()
+        packed(make(rows, 8, dtype=BF16))
+        ran.append(kernels.ran[0] if kernels.ran else "library")
+    assert ran == ["library", "wide", "wide", "library", "library", "many", "many", "library"]

@@ -16,12 +16,12 @@ _MAX_WARPS_PER_SM = 12  # that the kernels' registers leave room for
 _MIN_DEPTH = 2
 _RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, per block
 _TABLE_BYTES = 12  # per request, behind the queue
-# (Request, KV head) pairs per multiprocessor up to which few blocks are the best: a block has so
+# (Request, KV head) pairs per multiprocessor up to which one block is the best: a block has so
 # little to read that what it costs to start one, and the room it takes from the kernels next to
-# it, counts for more.
-_FEW_PAIRS = 0.25
-_SOME_PAIRS = 0.5  # up to which one block of half as many warps is the best
-_MORE_PAIRS = 1.0  # up to which two are better than three
+# it, counts for more. Up to the first, blocks of eight warps read more keys at a time than four do;
+# beyond it smaller chunks divide more evenly.
+_EIGHT_WARPS_PAIRS, _ONE_BLOCK_PAIRS = 0.25, 0.5
+_TWO_BLOCKS_PAIRS = 1.0  # up to which two are better than three
 _MIN_WARPS = 4
 
 
@@ -62,11 +62,11 @@ def choose_plan(num_pairs: int, num_sms: int) -> AttentionPlan:
         num_pairs: Requests times KV heads.
         num_sms: Multiprocessors.
     """
-    if num_pairs <= _FEW_PAIRS * num_sms:
+    if num_pairs <= _EIGHT_WARPS_PAIRS * num_sms:
         return AttentionPlan(warps=8, depth=2, blocks_per_sm=1)
-    if num_pairs <= _SOME_PAIRS * num_sms:
+    if num_pairs <= _ONE_BLOCK_PAIRS * num_sms:
         return AttentionPlan(warps=4, depth=2, blocks_per_sm=1)
-    if num_pairs <= _MORE_PAIRS * num_sms:
+    if num_pairs <= _TWO_BLOCKS_PAIRS * num_sms:
         return AttentionPlan(warps=4, depth=2, blocks_per_sm=2)
     return AttentionPlan(warps=4, depth=2, blocks_per_sm=3)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 _LOST, _TOO_LATE = 0, 1  # places in the verdict
 _ABORT_S = 5.0
-_TRIAL_S, _TRIAL_SIZE = 10.0, 8192
+# The trial of the kernels: how long they wait, and elements of a message, in rows for the norm.
+_TRIAL_S, _TRIAL_SIZE, _TRIAL_ROW = 10.0, 8192, 1024
 
 
 class CudaCommunicator(Communicator):
@@ -146,14 +146,20 @@ class CudaCommunicator(Communicator):
             self.rank, self._memory.addresses, ctypes.addressof(self._verdict), config.timeout_s
         )
         loader = DeviceLoader(config.device, compiler, has_pdl)
-        trial = PeerReduce(loader, config.dtype, replace(group, timeout_s=_TRIAL_S), limits)
-        if not self._sums_are_right(trial, config):
+        kernels = PeerReduce(loader, config.dtype, group, limits)
+        # Half, so that this rank has an answer for the others before they wait for it in vain.
+        timeout_s = min(_TRIAL_S, config.timeout_s / 2)
+        if not self._sums_are_right(kernels.with_timeout(timeout_s), config):
             logger.warning(
-                "--comm cuda: the driver says that the GPUs write each other's memory, and sums "
-                "over it come out wrong; all-reduce: NCCL, which is slower for small messages"
+                "--comm cuda: the driver says that the GPUs write each other's memory, but sums "
+                "over it are wrong or took more than %g s; all-reduce: NCCL, which is slower for "
+                "small messages",
+                timeout_s,
             )
+            self._memory.close()
+            self._memory = None
             return
-        self._kernels = PeerReduce(loader, config.dtype, group, limits)
+        self._kernels = kernels
         logger.info(
             "all-reduce: at once up to %d KiB, by parts up to %d KiB, then NCCL",
             limits.at_once_bytes >> 10,
@@ -161,19 +167,23 @@ class CudaCommunicator(Communicator):
         )
 
     def _sums_are_right(self, kernels: PeerReduce, config: CommConfig) -> bool:
-        """Whether both kernels add up on every rank; all ranks call it.
+        """Whether the kernels add up on every rank; all ranks call it.
 
         Some virtual machines and I/O memory units let a driver promise access that fails silently.
         """
         self._control.min_int(1)  # compiling takes ranks unequally long
-        terms = torch.full(
-            (2, _TRIAL_SIZE), self.rank + 1, dtype=config.dtype, device=config.device
-        )
+        places = torch.arange(_TRIAL_SIZE, device=config.device) % 7
+        expected = self.size * places + sum(range(self.size))  # exact in every dtype
+        terms = (places + self.rank).to(config.dtype).repeat(3, 1)
         num_pieces = _TRIAL_SIZE // piece_size(config.dtype)
         kernels.sum_at_once(terms[0], num_pieces)
         kernels.sum_by_parts(terms[1], num_pieces)
-        is_right = bool((terms == self.size * (self.size + 1) // 2).all())
-        self._verdict[_TOO_LATE] = 0
+        rows = terms[2].view(-1, _TRIAL_ROW)
+        residual, weight = torch.zeros_like(rows), torch.ones_like(rows[0])
+        is_fused = kernels.all_reduce_add_norm(rows, residual, weight, 1e-6) is not None
+        terms[2] = residual.flatten() if is_fused else expected
+        is_right = bool((terms == expected).all())
+        self._verdict[_TOO_LATE] = 0  # a trial that was is no reason for raise_if_broken to raise
         return self._control.min_int(int(is_right)) == 1
 
     def _break(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +76,8 @@ class Weight:
     act_and_mul: ActAndMul | None = None
 
 
-class LargeProduct(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LargeProduct:
     """A product of more rows than the kernels of batches take.
 
     Attributes:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minisgl_kernels_cuda.units import LINEAR_WIDE, DeviceSize, Loader
 
-WIDE_ROWS = 192
+MAX_WIDE_ROWS = 192
 """Most rows that the kernel takes."""
 
 _CLUSTER = 2  # blocks, which take neighbouring tiles and copy half of x each
@@ -22,8 +22,13 @@ def evenness(n: int, num_sms: int) -> float:
         n: Rows of the weight, gates and ups.
         num_sms: Of the device.
     """
-    num_pairs, num_clusters = -(-n // 2 // (_CLUSTER * _TILE_GATES)), num_sms // _CLUSTER
+    num_pairs, num_clusters = _num_pairs(n), num_sms // _CLUSTER
     return num_pairs / (-(-num_pairs // num_clusters) * num_clusters)
+
+
+def _num_pairs(n: int) -> int:
+    """Return the pairs of tiles of a weight of so many gates and ups."""
+    return -(-n // 2 // (_CLUSTER * _TILE_GATES))
 
 
 class WideKernel:
@@ -53,14 +58,13 @@ class WideLinear:
 
         Args:
             kernel: Of its dtype and device.
-            weight: ``[n, k]``, contiguous, at a multiple of 16 bytes; `serves_many`.
+            weight: ``[n, k]``, contiguous, at a multiple of 16 bytes; see `serves_many`.
             bias: ``[n]``, or ``None``.
         """
         self._n, self._k = weight.shape
         self._launch = kernel.launch
         self._matrix_map = kernel.matrix_map
-        num_pairs = -(-self._n // 2 // (_CLUSTER * _TILE_GATES))
-        self._num_blocks = _CLUSTER * min(num_pairs, kernel.max_clusters)
+        self._num_blocks = _CLUSTER * min(_num_pairs(self._n), kernel.max_clusters)
         self._weight_map = self._matrix_map(weight.data_ptr(), self._n, self._k, _TILE_GATES)
         self._bias = 0 if bias is None else bias.data_ptr()
 
@@ -70,11 +74,12 @@ class WideLinear:
         Args:
             out: ``[..., n / 2]``, contiguous, at a multiple of 16 bytes.
             x: ``[..., k]``, likewise.
-            num_rows: Of both, from 1 to `WIDE_ROWS`.
+            num_rows: Of both, from 1 to `MAX_WIDE_ROWS`.
         """
+        assert num_rows <= MAX_WIDE_ROWS, "a tile has all rows"
         self._launch(
             (self._num_blocks, 1), (_THREADS, 1),
-            self._matrix_map(x.data_ptr(), num_rows, self._k, WIDE_ROWS // _CLUSTER),
+            self._matrix_map(x.data_ptr(), num_rows, self._k, MAX_WIDE_ROWS // _CLUSTER),
             self._weight_map, out.data_ptr(), self._bias, num_rows, self._n, self._k,
             shared_bytes=LINEAR_WIDE.max_shared_bytes, cluster=_CLUSTER,
         )  # fmt: skip

@@ -6,6 +6,7 @@ and NCCL's kernels twice that. See the README for the figures.
 
 from __future__ import annotations
 
+import copy
 import struct
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -106,9 +107,18 @@ class PeerReduce:
         self._piece = piece_size(dtype)
         self._limits = limits
         places = (*group.addresses, *[0] * (MAX_RANKS - num_ranks))
-        peers = struct.pack(f"{MAX_RANKS}P", *places)
-        patience = struct.pack("Pq", group.verdict, int(group.timeout_s * 1e9))
-        self._group_args = (peers, patience)
+        self._peers = struct.pack(f"{MAX_RANKS}P", *places)
+        self._verdict = group.verdict
+        self._patience = self._pack_patience(group.timeout_s)
+
+    def with_timeout(self, timeout_s: float) -> PeerReduce:
+        """Return the same kernels, which wait so long for another rank."""
+        other = copy.copy(self)
+        other._patience = self._pack_patience(timeout_s)
+        return other
+
+    def _pack_patience(self, timeout_s: float) -> bytes:
+        return struct.pack("Pq", self._verdict, int(timeout_s * 1e9))
 
     def all_reduce(self, x: Tensor) -> bool:
         """Sum a tensor over ranks in place.
@@ -152,7 +162,7 @@ class PeerReduce:
         per_thread = 1 if num_pieces <= _MAX_THREADS else _PER_THREAD
         block = (_whole_warps(-(-num_pieces // per_thread)), 1)
         self._add_norm(
-            (min(num_rows, _MAX_BLOCKS), 1), block, *self._group_args,
+            (min(num_rows, _MAX_BLOCKS), 1), block, self._peers, self._patience,
             x.data_ptr(), residual.data_ptr(), weight.data_ptr(), self._rank, num_rows, n, eps,
         )  # fmt: skip
         return x, residual
@@ -165,7 +175,7 @@ class PeerReduce:
         # Rounding up the tile may leave blocks with nothing, and each has to have something.
         num_blocks = min(num_blocks, -(-num_pieces // (tile * num_parts)))
         launch(
-            (num_blocks, 1), block, *self._group_args,
+            (num_blocks, 1), block, self._peers, self._patience,
             x.data_ptr(), num_pieces, tile, self._rank,
         )  # fmt: skip
 

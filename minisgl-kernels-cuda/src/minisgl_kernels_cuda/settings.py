@@ -58,9 +58,9 @@ class CudaKernelSettings(SettingsSection):
     )
     linear_many: Literal["auto", "off"] = Field(
         default="auto",
-        description="The kernels of products with more rows than --cuda.linear-rows, as of a prefill "
-        "or of a large batch: on compute capability 9.0, where they were measured to be no slower "
-        "than the library's; off: never. Read when weights are packed.",
+        description="The kernels of products with more than 128 rows, as of a prefill or of a "
+        "large batch: on compute capability 9.0, where they were measured to be no slower than "
+        "the library's; off: never. Read when weights are packed.",
     )
 
 

@@ -54,7 +54,7 @@ INLINE void copies_pending() {
 }
 
 // Shared memory whose size is given at the launch. It begins with a line of 128 bytes: rows that are
-// copied to the middle of lines take more requests each, which cost decode attention an eighth.
+// copied to the middle of lines take more requests each, which cost decode attention a tenth.
 #define SHARED_BUFFER(NAME) extern __shared__ __align__(128) uint4 NAME[]
 
 INLINE float bf16_to_float(u16 bits) { return __uint_as_float(u32(bits) << 16); }

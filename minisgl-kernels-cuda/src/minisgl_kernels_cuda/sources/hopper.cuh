@@ -13,6 +13,15 @@ typedef u64 Operand;
 
 INLINE int swizzled(int line, int piece) { return line * LINE + (piece ^ line % 8); }
 
+// To sums of multiply_add: those of two lines and two neighbouring columns, whose biases these are.
+INLINE void add_bias(float (&sums)[4], const scalar* bias) {
+    float even = widen(bias[0]), odd = widen(bias[1]);
+    sums[0] += even;
+    sums[1] += odd;
+    sums[2] += even;
+    sums[3] += odd;
+}
+
 #ifdef MINISGL_SIMULATOR
 #include "hopper_sim.h"
 #else

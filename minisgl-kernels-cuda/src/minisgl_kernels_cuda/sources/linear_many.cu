@@ -76,6 +76,7 @@ INLINE void fill(Steps ring, const MatrixMap& x, const MatrixMap& w, const Produ
             ring.advance();
         }
     }
+    ring.drain();
 }
 
 // To the sums of a tile whose first output is `output`.
@@ -87,11 +88,7 @@ INLINE void add_bias(Sums& sums, const Product<KIND>& p, int output) {
         int at = output + j * 8 % p.WIDTH + pair;
         if (at >= p.num_outputs()) continue;  // n is even
         const scalar* bias = p.bias + (j * 8 < p.WIDTH ? at : at + p.n / 2);
-        float even = widen(bias[0]), odd = widen(bias[1]);
-        sums[j][0] += even;
-        sums[j][1] += odd;
-        sums[j][2] += even;
-        sums[j][3] += odd;
+        add_bias(sums[j], bias);
     }
 }
 

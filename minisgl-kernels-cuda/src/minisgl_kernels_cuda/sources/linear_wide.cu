@@ -1,4 +1,4 @@
-// The gate and up product of a large decode batch, 129 to 192 rows, with SiLU behind it.
+// The gate and up product of a large decode batch, up to 192 rows, with SiLU behind it.
 //
 // Here reading the weight takes about as long as the arithmetic, and neither may wait for the
 // other. A tile is all rows and 72 gates with their ups, an even division of a wide weight over
@@ -53,7 +53,6 @@ struct Copier {
 
 INLINE void fill(Copier copier, const Product& p) {
     int num_steps = p.num_steps(), num_early = min(STAGES, num_steps);
-    if (first_pair() >= p.num_pairs()) num_early = 0;
     Copier early = copier;
     for (int i = 0; i < num_early; i++) {
         early.copy_weight(first_gate(first_pair()), i);
@@ -69,20 +68,13 @@ INLINE void fill(Copier copier, const Product& p) {
             copier.copy_x(i);
             copier.ring.advance();
         }
+    copier.ring.drain();
 }
 
 // What is written of two neighbouring outputs.
 INLINE u32 results(const float (&gates)[4], const float (&ups)[4], int i) {
     u32 even = gated(SILU, narrow(gates[i]), narrow(ups[i]));
     return even | gated(SILU, narrow(gates[i + 1]), narrow(ups[i + 1])) << 16;
-}
-
-INLINE void add_bias(float (&sums)[4], const scalar* bias) {
-    float even = widen(bias[0]), odd = widen(bias[1]);
-    sums[0] += even;
-    sums[1] += odd;
-    sums[2] += even;
-    sums[3] += odd;
 }
 
 // Write a warpgroup's results of a tile: 64 rows of x, from `row` on.

@@ -37,11 +37,19 @@ struct Ring {
     // Whoever fills the slot waits until it is empty in both blocks, and says what is to come.
     INLINE void wait_until_empty() const { wait_for(empty + stage, parity ^ 1); }
     INLINE void expect() const { arrive_and_expect(arrivals(), SLOT_BYTES); }
+    // Whoever fills it, at its end: returns when the last that may arrive here from the other block
+    // has arrived. Until then this block must not end, and its last barrier does not wait for that.
+    INLINE void drain() {
+        for (int i = 0; i < STAGES; i++) {
+            wait_until_empty();
+            advance();
+        }
+    }
     // Called by a whole warpgroup that has read a slot; what comes next is written to both blocks.
     INLINE void release(int which) const {
         if (threadIdx.x % 128 < BLOCKS) arrive_at(empty + which, threadIdx.x % 128);
     }
-    // A warpgroup takes so many steps: `multiply` starts the products of the slot that it is given.
+    // A warpgroup takes so many steps, at least one: `multiply` starts the products of the slot that it is given.
     template <class F>
     INLINE void take(int num_steps, F multiply) {
         int previous = 0;
