@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,3 +42,11 @@ def slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def paced(tmp_path: Path) -> dict[str, str]:
     """The environment of a server with such steps."""
     return pace_env(tmp_path)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, which it does not in a job in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

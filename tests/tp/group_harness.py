@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.config.load import Settings
-from minisgl.engine.build import EngineRequest
+from minisgl.engine.build import EngineRequest, describe_to_probes
 from minisgl.message.types import AbortMsg, FinishedReq, ResultMsg, UserMsg
 from minisgl.parallel.group import RankGroup
 from minisgl.parallel.ranks import LocalRank, RankRequest, Ranks
@@ -73,9 +73,10 @@ def settings_for(folder: Path, **settings: Any) -> tuple[Settings, PluginManager
 def make_request(folder: Path, settings: Mapping[str, Any]) -> RankRequest:
     filled, manager = settings_for(folder, **settings)
     files = open_model(str(folder), "auto", manager, settings_of=filled.plugin)
+    engine = EngineRequest(filled, manager, files)
     return RankRequest(
-        engine=EngineRequest(filled, manager, files),
-        backends=SchedulerBackends.resolve(manager, filled),
+        engine=engine,
+        backends=SchedulerBackends.resolve(manager, filled, describe_to_probes(engine)),
         line=OfflineIO(),
         around=lambda line: line,
     )

@@ -27,6 +27,7 @@ from minisgl.message.lifecycle import ReadyMsg, WorkerReport
 from minisgl.message.wire import wire_codec
 from minisgl.parallel.followers import FollowerPlan, Followers
 from minisgl.plugin.manager import PluginManager
+from minisgl.scheduler.build import SchedulerBackends
 from minisgl.workers.contract import WorkerSpec
 from minisgl.workers.scheduler import SchedulerWorker
 
@@ -55,8 +56,10 @@ class FaultyWorker(SchedulerWorker):
 
     wrong_step = 0
 
-    def _build_engine(self, on_lost: Callable[[], None] | None = None) -> tuple[Engine, str]:
-        engine, name = super()._build_engine(on_lost)
+    def _build(
+        self, on_lost: Callable[[], None] | None = None
+    ) -> tuple[Engine, SchedulerBackends, str]:
+        engine, backends, name = super()._build(on_lost)
         launch, num_launched = engine.forward_batch, 0
 
         def forward_batch(batch: Any) -> ForwardOutput:
@@ -66,7 +69,7 @@ class FaultyWorker(SchedulerWorker):
             return WrongOutput(output) if num_launched == self.wrong_step else output
 
         engine.forward_batch = forward_batch  # type: ignore[method-assign]
-        return engine, name
+        return engine, backends, name
 
 
 class WrongOutput(ForwardOutput):

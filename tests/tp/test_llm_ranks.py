@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -19,8 +20,10 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.errors import ModelError, PluginError, WorkerError
 from tests.tiny_models import TinyModel
+from tests.tp import stuck_source
 from tests.tp.group_harness import settings_for
 from tests.tp.spare_clock import GONE_S, PATIENCE_S, SpareClock, wait_for
+from tests.tp.stuck_source import stuck_wheel
 
 ModelFolder = Callable[[str, TinyModel], Path]
 
@@ -91,14 +94,6 @@ def test_a_stream_that_is_closed_gives_its_pages_back(llm: LLM) -> None:
     llm.check_integrity()
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, which it does not in a job in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_its_call_and_nothing_else(llm: LLM) -> None:
     expected = llm.generate("def", GREEDY)
@@ -133,6 +128,21 @@ def test_a_rank_that_cannot_start_is_heard_at_once(
     for thread in set(threading.enumerate()) - before:
         thread.join(PATIENCE_S)
         assert not thread.is_alive(), f"{thread.name} still waits for the others"
+
+
+def test_rank_0_reads_no_more_tensors_for_a_start_that_has_failed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(stuck_wheel(tmp_path))
+    stuck = importlib.import_module(stuck_source.MODULE)
+    before = set(threading.enumerate())
+    with pytest.raises(ModelError, match="rank 1 cannot read"):
+        LLM(str(folder), tp=2, model_source="stuck", **SETTINGS)
+    (rank_0,) = (t for t in set(threading.enumerate()) - before if t.name == "minisgl rank 0")
+    stuck.MAY_GO_ON.set()
+    rank_0.join(PATIENCE_S)
+    assert not rank_0.is_alive()
+    assert len(stuck.READ) == 1
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -234,6 +244,20 @@ def test_a_script_that_just_ends_is_not_held_up_by_its_ranks(folder: Path, tmp_p
     # The first engine of a machine says so.
     assert [line for line in errors.splitlines() if "compiling the native" not in line] == []
     assert_gone([int(pid) for pid in output.split()])
+
+
+@pytest.mark.slow
+def test_a_script_whose_start_fails_waits_for_a_rank_that_is_loading(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(stuck_wheel(tmp_path)), prepend=os.pathsep)
+    monkeypatch.setenv("STUCK_S", "10")  # more than a failed start waits for it by itself
+    text = SCRIPT.replace("tp=2", 'tp=2, model_source="stuck"')
+    with start_script(text + 'if __name__ == "__main__":\n    main()\n', folder, tmp_path) as run:
+        _, errors = run.communicate(timeout=PATIENCE_S)
+    assert "ModelError: rank 1 cannot read" in errors
+    assert "minisgl rank 0 is still at work" in errors
+    assert run.returncode == 1, errors
 
 
 @pytest.mark.slow

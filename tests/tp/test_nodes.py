@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +20,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.errors import MinisglError, SettingsError, WorkerError
 from tests.server.server_process import START_TIMEOUT_S, ServerProcess, events
 from tests.tiny_models import TinyModel
-from tests.tp.spare_clock import GONE_S, PATIENCE_S, SpareClock
+from tests.tp.spare_clock import GONE_S, PATIENCE_S, SpareClock, wait_for
 
 pytestmark = pytest.mark.slow
 ModelFolder = Callable[[str, TinyModel], Path]
@@ -194,3 +196,25 @@ def test_flags_that_do_not_fit_end_the_command_with_their_names(folder: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "--nnodes 2: must divide --tp, which is 3" in done.stderr
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupt_ends_the_wait_for_nodes_that_do_not_come(folder: Path, master: str) -> None:
+    before = set(threading.enumerate())
+
+    def interrupt() -> None:
+        wait_for(lambda: is_listening(master), "a store at which the nodes meet")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, name="interrupt").start()
+    with pytest.raises(KeyboardInterrupt):
+        LLM(str(folder), tp=2, nnodes=2, master=master, **SETTINGS)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), f"{thread.name} still waits for the other node"
+
+
+def is_listening(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from minisgl.completion import Chunk, Completion
 from minisgl.config.load import Settings
-from minisgl.engine.build import EngineRequest
+from minisgl.engine.build import EngineRequest, describe_to_probes
 from minisgl.errors import RequestError, WorkerError
 from minisgl.generation import Generation
 from minisgl.message.types import (
@@ -31,7 +31,7 @@ from minisgl.message.types import (
     SchedulerStats,
     UserMsg,
 )
-from minisgl.parallel.build import build_ranks
+from minisgl.parallel.build import build_ranks, check_first_node
 from minisgl.parallel.ranks import RankRequest
 from minisgl.plugin.hooks import request_observer, step_observer
 from minisgl.plugin.manager import PluginManager
@@ -84,8 +84,8 @@ class LLM:
 
     def _open_model(self, settings: Settings, manager: PluginManager) -> None:
         """Set everything up."""
+        check_first_node(settings)
         recorder = Recorder.of(settings)
-        backends = SchedulerBackends.resolve(manager, settings)
         files = open_model(
             settings.model.model,
             settings.model.model_source,
@@ -96,16 +96,17 @@ class LLM:
         self.tokenizer = files.load_tokenizer()
         self._pieces = TokenPieces(self.tokenizer)
         self._io = OfflineIO()
+        engine = EngineRequest(
+            settings,
+            manager,
+            files,
+            eos_token_ids=eos_token_ids(files, self.tokenizer),
+            show_progress=sys.stderr.isatty(),
+        )
         self._ranks = build_ranks(
             RankRequest(
-                engine=EngineRequest(
-                    settings,
-                    manager,
-                    files,
-                    eos_token_ids=eos_token_ids(files, self.tokenizer),
-                    show_progress=sys.stderr.isatty(),
-                ),
-                backends=backends,
+                engine=engine,
+                backends=SchedulerBackends.resolve(manager, settings, describe_to_probes(engine)),
                 line=self._io,
                 around=partial(_observed, manager),
                 on_step=step_observer(manager.hooks),

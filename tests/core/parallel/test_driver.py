@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -97,3 +100,46 @@ def test_a_stop_waits_for_what_the_thread_is_doing_but_not_for_ever() -> None:
     may_end.set()
     driver.stop(timeout_s=60)
     assert done.is_set()
+
+
+def run_to_its_end(work: str) -> subprocess.CompletedProcess[str]:
+    """Run a process that ends while its driver has begun to do ``work``."""
+    script = f"""
+    import logging, os, signal, threading, time, torch
+    from minisgl.parallel.driver import Driver
+
+    begun = threading.Event()
+
+    def compute(seconds):
+        begun.set()
+        end, some = time.monotonic() + seconds, torch.ones(300, 300)
+        while time.monotonic() < end:
+            some @ some
+        print("done")
+
+    class Interrupt(logging.Handler):
+        def emit(self, record):
+            print("interrupted" if "is still at work" in record.getMessage() else record)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupt_when_told():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        logging.getLogger("minisgl").addHandler(Interrupt())
+
+    {work}
+    begun.wait()
+    """
+    return subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("stop", ["", "; driver.stop(0.1)"])
+def test_a_process_ends_in_order_while_its_thread_computes(stop: str) -> None:
+    ended = run_to_its_end(f"driver = Driver(); driver.post(lambda: compute(1.0)){stop}")
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+def test_an_interrupt_ends_a_process_whose_thread_does_not_come_to_an_end() -> None:
+    ended = run_to_its_end("interrupt_when_told(); Driver().post(lambda: compute(1e9))")
+    assert (ended.returncode, ended.stdout) == (1, "interrupted\n"), ended.stderr

@@ -79,3 +79,14 @@ def test_alternative_names_and_skipped_tensors_are_left_alone() -> None:
     found = dest.clone()
     init_dummy_weights(only)
     assert torch.equal(found, dest)
+
+
+def test_what_is_raised_before_a_tensor_leaves_it_alone() -> None:
+    dest = torch.zeros(3)
+
+    def give_up() -> None:
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        init_dummy_weights([("x", LoadTarget(dest, (3,)))], on_tensor=give_up)
+    assert not dest.any()

@@ -81,6 +81,18 @@ def test_missing_tensors_are_named_before_anything_is_read() -> None:
     assert reader.num_reads == 0
 
 
+def test_what_is_raised_before_a_tensor_leaves_it_and_the_rest_unread() -> None:
+    reader = MemoryReader(*((name, torch.ones(2)) for name in "xyz"))
+
+    def give_up() -> None:
+        if reader.num_reads == 1:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        load_weights({name: target(2) for name in "xyz"}, reader, on_tensor=give_up)
+    assert reader.num_reads == 1
+
+
 def test_unexpected_tensors_are_named_with_their_file() -> None:
     reader = MemoryReader(("x", torch.ones(2)), ("model.vision.w", torch.ones(2)))
     with pytest.raises(ModelError, match=r"some/file: 1 tensors .* not have: model\.vision\.w"):

@@ -16,10 +16,11 @@ from minisgl.config.tree import SettingsTree
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
 from minisgl.plugin.manager import PluginManager
+from minisgl.plugin.spec import ProbeContext
 
 if TYPE_CHECKING:
+    from minisgl.engine.build import EngineRequest
     from minisgl.engine.contract import StepEngine
-    from minisgl.engine.engine import Engine
     from minisgl.replay.compare import Report, Totals
     from minisgl.scheduler.trace import Header, Trace
 
@@ -128,18 +129,23 @@ def _table(recorded: Totals, replayed: Totals) -> list[str]:
 
 def _replay(context: CommandContext, trace: Trace) -> Report:
     # Only now, because they import torch: a wrong flag is reported without waiting for that.
+    from minisgl.engine.build import build_engine, describe_to_probes  # noqa: PLC0415
     from minisgl.replay.run import Replay  # noqa: PLC0415
     from minisgl.scheduler.build import SchedulerBackends, build_scheduler  # noqa: PLC0415
 
     settings, plugins = context.filled_settings, context.plugins
-    backends = SchedulerBackends.resolve(plugins, settings)
-    build = partial(build_scheduler, backends, settings)
     if context.arguments.decisions_only:
-        engine = _idle_engine(trace.header, settings)
-        return Replay(trace, engine, build, has_model=False).run()
-    engine = _real_engine(trace.header, settings, plugins)
+        # No device and no model take part, so there is no more to tell.
+        probe = ProbeContext(page_size=settings.engine.page_size)
+        backends = SchedulerBackends.resolve(plugins, settings, probe)
+        idle = _idle_engine(trace.header, settings)
+        build = partial(build_scheduler, backends, settings)
+        return Replay(trace, idle, build, has_model=False).run()
+    request = _engine_request(trace.header, settings, plugins)
+    backends = SchedulerBackends.resolve(plugins, settings, describe_to_probes(request))
+    engine = build_engine(request)
     try:
-        return Replay(trace, engine, build).run()
+        return Replay(trace, engine, partial(build_scheduler, backends, settings)).run()
     finally:
         engine.shutdown()
 
@@ -184,8 +190,8 @@ def _idle_engine(header: Header, settings: Settings) -> StepEngine:
     return IdleEngine(limits)
 
 
-def _real_engine(header: Header, settings: Settings, plugins: PluginManager) -> Engine:
-    from minisgl.engine.build import EngineRequest, build_engine  # noqa: PLC0415
+def _engine_request(header: Header, settings: Settings, plugins: PluginManager) -> EngineRequest:
+    from minisgl.engine.build import EngineRequest  # noqa: PLC0415
     from minisgl.weights.resolve import open_model  # noqa: PLC0415
 
     model = settings.model
@@ -196,11 +202,10 @@ def _real_engine(header: Header, settings: Settings, plugins: PluginManager) -> 
         revision=model.revision,
         settings_of=settings.plugin,
     )
-    request = EngineRequest(
+    return EngineRequest(
         settings,
         plugins,
         files,
         eos_token_ids=frozenset(header.limits["eos_token_ids"]),
         show_progress=sys.stderr.isatty(),
     )
-    return build_engine(request)

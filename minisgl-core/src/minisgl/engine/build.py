@@ -18,7 +18,7 @@ from minisgl.core import Context
 from minisgl.device import pick_device, set_cpu_threads
 from minisgl.distributed.contract import CommConfig, Communicator
 from minisgl.engine.agreement import check_nodes_agree
-from minisgl.engine.backends import EngineBackends
+from minisgl.engine.backends import EngineBackends, probe_context
 from minisgl.engine.contract import EngineLimits
 from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
@@ -26,6 +26,7 @@ from minisgl.engine.memory import MemoryBudget, count_pages
 from minisgl.engine.prefill_graph import launch_bound_tokens, prefill_graph_sizes
 from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
+from minisgl.models.config import ModelConfig
 from minisgl.models.contract import Model, ModelBuild
 from minisgl.models.read import read_model_config
 from minisgl.moe.contract import MoEBackend, MoEConfig
@@ -35,6 +36,7 @@ from minisgl.plugin.hooks import logits_processors, notify_engine_ready
 from minisgl.plugin.manager import PluginManager
 from minisgl.plugin.records import EngineInfo, LogitsProcessor
 from minisgl.plugin.selection import SelectedBackend
+from minisgl.plugin.spec import ProbeContext
 from minisgl.weights.contract import ModelFiles
 from minisgl.weights.dtype import resolve_dtype
 from minisgl.weights.loader import init_dummy_weights, load_weights
@@ -58,6 +60,7 @@ class EngineRequest:
         rank: Tensor-parallel rank of this process.
         init_method: Rendezvous of the ranks; unused with one rank.
         on_lost: See `CommConfig.on_lost`.
+        on_tensor: See `load_weights`.
         show_progress: Whether to show bars on stderr.
     """
 
@@ -69,7 +72,20 @@ class EngineRequest:
     rank: int = 0
     init_method: str = ""
     on_lost: Callable[[], None] | None = None
+    on_tensor: Callable[[], None] | None = None
     show_progress: bool = False
+
+
+def describe_to_probes(request: EngineRequest) -> ProbeContext:
+    """Return the machine and model that an engine would be built for.
+
+    For probes of backends that are not the engine's own, such as the scheduler's.
+
+    Raises:
+        SettingsError: The device does not exist, or the dtype is not one to compute in.
+        ModelError: The model is of no kind that we run.
+    """
+    return probe_context(request.settings, *_target_of(request))
 
 
 def build_engine(request: EngineRequest) -> Engine:
@@ -91,12 +107,10 @@ class _Builder:
         settings = request.settings
         self._request = request
         self._settings = settings
-        self._config = read_model_config(request.files.config, request.manager)
-        placement = Placement.of(settings.engine)
-        self._device = pick_device(settings.engine.device, placement.local_rank(request.rank))
+        self._config, self._device, self._dtype = _target_of(request)
         if self._device.type == "cpu":
-            logger.debug("%d CPU threads", set_cpu_threads(len(placement.ranks)))
-        self._dtype = resolve_dtype(request.files.config, settings.model.dtype, self._device.type)
+            num_ranks = len(Placement.of(settings.engine).ranks)
+            logger.debug("%d CPU threads", set_cpu_threads(num_ranks))
         self._backends = EngineBackends.resolve(
             request.manager, settings, self._config, self._device, self._dtype
         )
@@ -182,7 +196,7 @@ class _Builder:
 
     def _load_model(self, kernels: KernelTable, comm: Communicator) -> Model:
         """Allocate the model, stream its weights in, pack them."""
-        started = time.perf_counter()
+        started, on_tensor = time.perf_counter(), self._request.on_tensor
         build = ModelBuild(
             self._config, self._dtype, self._device, kernels, comm, self._max_seq_len
         )
@@ -190,11 +204,11 @@ class _Builder:
             model: Model = self._backends.model.one.build(build)
             targets = list(model.load_targets())
             if self._settings.model.dummy_weight:
-                init_dummy_weights(targets)
+                init_dummy_weights(targets, on_tensor=on_tensor)
             else:
                 reader = self._request.files.open_weights()
                 try:
-                    load_weights(targets, reader, self._request.show_progress)
+                    load_weights(targets, reader, self._request.show_progress, on_tensor)
                 finally:
                     reader.close()
             del targets  # they hold on to weights that packing lets go of
@@ -304,6 +318,15 @@ class _Builder:
             is_cuda = self._device.type == "cuda" and engine.cuda_graph_max_bs != 0
             max_tokens = launch_bound_tokens(self._config, engine.tp) if is_cuda else 0
         return prefill_graph_sizes(min(max_tokens, self._settings.scheduler.max_prefill_length))
+
+
+def _target_of(request: EngineRequest) -> tuple[ModelConfig, torch.device, torch.dtype]:
+    """Return what is to run, where and in which dtype."""
+    settings, files = request.settings, request.files
+    config = read_model_config(files.config, request.manager)
+    local_rank = Placement.of(settings.engine).local_rank(request.rank)
+    device = pick_device(settings.engine.device, local_rank)
+    return config, device, resolve_dtype(files.config, settings.model.dtype, device.type)
 
 
 def _shared_seed(comm: Communicator) -> int:

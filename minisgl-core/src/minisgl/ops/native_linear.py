@@ -30,7 +30,7 @@ MAX_TERMS = 2
 
 _Product = Callable[[int, int, int, int, int], None]
 
-LinearForm = Literal["panels", "dots", "tiles"]
+LinearForm = Literal["best", "panels", "dots", "tiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,8 @@ class NativeLinear:
         Args:
             weight: float32 on the CPU; with an activation, gate rows then up rows.
             bias: ``[out_features]``, or ``None``.
-            form: ``panels`` and ``tiles`` lay it out; ``dots`` keeps it and takes no activation.
+            form: ``panels`` and ``tiles`` lay it out, ``best`` in tiles if they can be had, else in
+                panels; ``dots`` keeps it and takes no activation.
             activation: Of the gates, or ``None``.
 
         Raises:
@@ -155,21 +156,29 @@ class NativeLinear:
         bias_address = None if self._bias is None else self._bias.data_ptr()
         self._record = _Weight(None, bias_address, self._num_outputs, num_inputs, kind)
         self._address = ctypes.addressof(self._record)
-        if form == "tiles":
-            self._product = self._pack_tiles(kernels.tiles)
-        elif form == "panels":
+        in_tiles = self._pack_tiles(kernels.tiles) if form in ("best", "tiles") else None
+        if in_tiles is not None:
+            self._product = in_tiles
+        elif form == "tiles":
+            raise ValueError(
+                "form tiles: needs a matrix unit, and a weight that is a sum of "
+                f"{MAX_TERMS} bfloat16"
+            )
+        elif form == "dots":
+            self._product = kernels.linear_dots
+        else:
             self._product = kernels.linear_packed
             self._pack(kernels.packed_size(self._address), kernels.pack_weight)
-        else:
-            self._product = kernels.linear_dots
         self._record.data = self._data.data_ptr()
 
-    def _pack_tiles(self, kernels: TileKernels | None) -> _Product:
+    def _pack_tiles(self, kernels: TileKernels | None) -> _Product | None:
+        """Lay it out in tiles, or return ``None`` where they cannot be had."""
         if kernels is None:
-            raise ValueError("form: tiles need a matrix unit, which this machine has not")
+            return None
+        # It reads the whole weight, so whoever does not know yet whether it fits asks here alone.
         terms = kernels.terms_needed(self._address, self._data.data_ptr())
         if terms > MAX_TERMS:
-            raise ValueError(f"weight: is no sum of {MAX_TERMS} bfloat16, which tiles need")
+            return None
         size = kernels.tiles_size(self._address, terms)
         self._pack(size, lambda record, *data: kernels.pack_tiles(record, terms, *data))
         return kernels.linear_tiles[terms - 1]
@@ -213,7 +222,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
     num_outputs, num_inputs = weight.shape
     if num_outputs > MAX_OUTPUTS_PER_INPUT * num_inputs:
         return NativeLinear(weight, bias, "dots")
-    return NativeLinear(weight, bias, _best_layout(weight))
+    return NativeLinear(weight, bias, "best")
 
 
 def pack_gated_linear(
@@ -224,7 +233,7 @@ def pack_gated_linear(
     Returns:
         A callable ``x[..., in_features] -> [..., n]``: ``act(x @ gate.T) * (x @ up.T)``.
     """
-    return NativeLinear(weight, bias, _best_layout(weight), activation)
+    return NativeLinear(weight, bias, "best", activation)
 
 
 def fits_tiles(weight: Tensor) -> bool:
@@ -239,7 +248,3 @@ def fits_tiles(weight: Tensor) -> bool:
     data = weight.contiguous()
     record = _Weight(None, None, *data.shape, 0)
     return kernels.terms_needed(ctypes.addressof(record), data.data_ptr()) <= MAX_TERMS
-
-
-def _best_layout(weight: Tensor) -> LinearForm:
-    return "tiles" if fits_tiles(weight) else "panels"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from minisgl.errors import WorkerError
+
+logger = logging.getLogger(__name__)
+
+_SILENT_S = 2.0  # of a process that waits for the thread at its exit
+_EXIT_S = 60.0  # what takes longer than that does not end
 
 _Result = TypeVar("_Result")
 _Task = tuple[Callable[[], Any], "Future[Any]"]  # Any: results of every type
@@ -21,6 +31,10 @@ class Driver:
     An interrupt of the caller, such as Ctrl-C, leaves no call half done: it goes on, and the next
     one waits for it. And when a call can never end, because it waits for a rank that is gone, its
     caller is told by `fail`.
+
+    The interpreter is not torn down under the thread. If it were while the thread is in torch, the
+    process would be aborted: Python before 3.14 unwinds the stack of a daemon thread that asks for
+    its lock then, and torch asks for it in a destructor, which C++ lets nothing unwind.
     """
 
     def __init__(self) -> None:
@@ -32,6 +46,8 @@ class Driver:
         self._thread = threading.Thread(
             target=_run_tasks, args=(self._tasks,), name="minisgl rank 0", daemon=True
         )
+        self._at_exit = partial(_end_with_process, self._tasks, self._thread)
+        atexit.register(self._at_exit)
         self._thread.start()
 
     @property
@@ -85,11 +101,13 @@ class Driver:
     def stop(self, timeout_s: float = 0.0) -> None:
         """Let the thread end after what it was asked to do, and wait for that for a while.
 
-        A process that ends while a thread of it is in torch is aborted.
+        What is still being done then is waited for again when the process exits.
         """
         self._tasks.put(None)
         if not self.is_current:
             self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            atexit.unregister(self._at_exit)
 
 
 class DriverLock:
@@ -119,6 +137,26 @@ def _run_tasks(tasks: SimpleQueue[_Task | None]) -> None:
             # Not swallowed: it is the caller who raises it.
             _settle(future, None, error)
         del task, work, future  # they hold on to what the caller may want to let go of
+
+
+def _end_with_process(tasks: SimpleQueue[_Task | None], thread: threading.Thread) -> None:
+    """Wait for the thread before the interpreter is torn down, or else end the process here."""
+    tasks.put(None)
+    with suppress(KeyboardInterrupt):
+        thread.join(_SILENT_S)
+        if thread.is_alive():
+            logger.warning(
+                "%s is still at work; the process waits for it, up to %.0f s or until Ctrl-C",
+                thread.name,
+                _EXIT_S,
+            )
+            thread.join(_EXIT_S)
+    if thread.is_alive():
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
 
 
 def _settle(future: Future[Any], result: Any, error: BaseException | None) -> None:  # Any: as above

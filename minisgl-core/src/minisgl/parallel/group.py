@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _EXPLAIN_S = 3.0  # a rank that others miss is seen to be gone within this time
 _NOTICE_S = 0.5
 _SHUTDOWN_S = 5.0
-_LEAVE_S = 2.0  # of rank 0, once it has heard that the others are gone
+_LEAVE_S = 2.0  # of rank 0, once it has heard that the others are gone; see `Driver.stop`
 
 
 class RankGroup(Ranks):
@@ -76,7 +76,9 @@ class RankGroup(Ranks):
         try:
             driver.call(self._member.build)
             followers.wait_until_ready(settings.engine.distributed_timeout_s)
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, MinisglError):  # Ctrl-C, while rank 0 waits for the others
+                call_off_meeting(rendezvous, "the start was interrupted")
             self._finalizer()
             raise
         folder.remove()  # they have met; so nothing is left behind, however this process ends
@@ -132,7 +134,13 @@ class _Member:
     def __init__(
         self, request: RankRequest, rendezvous: str, followers: Followers, driver: Driver
     ) -> None:
-        engine = replace(request.engine, rank=0, init_method=rendezvous, on_lost=self._on_lost)
+        engine = replace(
+            request.engine,
+            rank=0,
+            init_method=rendezvous,
+            on_lost=self._on_lost,
+            on_tensor=self._check_wanted,
+        )
         self._request = replace(request, engine=engine)
         self._followers = followers
         self._driver = driver
@@ -179,6 +187,11 @@ class _Member:
         self.scheduler.shutdown()
         self._request.end_recording()
         self.engine.shutdown()
+
+    def _check_wanted(self) -> None:
+        """Give up loading for a group that has ended."""
+        if self._driver.failure:
+            raise WorkerError(self._driver.failure)
 
     def _on_lost(self) -> None:
         """End the group because a rank is gone that nobody here has started."""

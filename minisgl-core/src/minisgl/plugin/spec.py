@@ -50,6 +50,9 @@ class Capabilities:
 class ProbeContext:
     """The machine and model that a probe is asked about.
 
+    A model source is asked before there is a model, and in processes that have no device, so at a
+    start it gets the defaults.
+
     Attributes:
         device: Device type, ``"cpu"`` or ``"cuda"``.
         sm: CUDA compute capability as ``major * 10 + minor``, or ``None`` without CUDA.
@@ -62,8 +65,9 @@ class ProbeContext:
         has_sliding_window: Whether any layer of the model has a sliding window.
         needs_graph_capture: Whether the user asked for captured decode steps by a batch size.
         phase: For attention, the phase that ``auto`` chooses for; ``None`` when asked in general.
-        decode_reqs: `SMALL_DECODE_REQS` when ``auto`` chooses for decode batches of up to so many
-            requests; ``None`` for all others.
+        decode_reqs: `SMALL_DECODE_REQS` when ``auto`` chooses an attention for decode batches of up
+            to so many requests, ``None`` for larger ones and for all else. It is for plugins that
+            are best at few requests only, or at many; no probe of this repository reads it.
     """
 
     device: str = "cpu"

@@ -32,13 +32,19 @@ class SchedulerBackends:
     policy: Selection
 
     @classmethod
-    def resolve(cls, manager: PluginManager, settings: Settings) -> SchedulerBackends:
+    def resolve(
+        cls, manager: PluginManager, settings: Settings, context: ProbeContext
+    ) -> SchedulerBackends:
         """Pick both.
+
+        Args:
+            manager: The plugins of this process.
+            settings: Say which.
+            context: Machine and model, see `describe_to_probes`.
 
         Raises:
             PluginError: A choice cannot be met; the message starts with its flag.
         """
-        context = ProbeContext(page_size=settings.engine.page_size)
         return cls(
             cache=manager.resolve("cache", settings.backends.cache, context),
             policy=manager.resolve("policy", settings.backends.policy, context),

@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from tqdm import tqdm
@@ -38,13 +38,19 @@ _DUMMY_PERIOD = 65537  # prime, so that rows of any usual width are different sh
 _DUMMY_STD = 0.02
 
 
-def load_weights(targets: Targets, reader: WeightReader, progress: bool = False) -> None:
+def load_weights(
+    targets: Targets,
+    reader: WeightReader,
+    progress: bool = False,
+    on_tensor: Callable[[], None] | None = None,
+) -> None:
     """Fill all targets from a checkpoint.
 
     Args:
         targets: Pairs of checkpoint name and target, as ``model.load_targets()`` yields them.
         reader: The opened checkpoint; not closed.
         progress: Show a bar on stderr, if that is a terminal.
+        on_tensor: Called before each tensor; what it raises ends the loading.
 
     Raises:
         ModelError: A tensor is missing, unexpected, stored twice or of the wrong shape, or a file
@@ -54,12 +60,16 @@ def load_weights(targets: Targets, reader: WeightReader, progress: bool = False)
     plan = _match(table, reader)
     is_shown = progress and sys.stderr.isatty()
     for name in tqdm(plan, desc="loading weights", unit="tensor", disable=not is_shown):
+        if on_tensor is not None:
+            on_tensor()
         for target in table[name]:
             if target.dest is not None:
                 _copy(name, target, reader)
 
 
-def init_dummy_weights(targets: Targets, seed: int = 0) -> None:
+def init_dummy_weights(
+    targets: Targets, seed: int = 0, on_tensor: Callable[[], None] | None = None
+) -> None:
     """Fill all targets with small random numbers, without a checkpoint.
 
     Each number depends on the seed, the tensor's name and its place in the whole tensor, so that
@@ -70,8 +80,11 @@ def init_dummy_weights(targets: Targets, seed: int = 0) -> None:
     Args:
         targets: As in `load_weights`.
         seed: Any integer.
+        on_tensor: As in `load_weights`.
     """
     for name, group in _group(targets).items():
+        if on_tensor is not None:
+            on_tensor()
         if _is_alternative(group):
             continue
         for target in group:

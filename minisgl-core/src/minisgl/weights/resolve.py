@@ -46,6 +46,8 @@ def open_model(
     """
     if not model:
         raise ModelError("--model: is empty; name a folder, a .gguf file, a hub id or demo")
+    # A probe hears nothing of device and dtype: the dtype is that of the model which is yet to be
+    # found, and tokenizer processes, which have no device, must find the same one.
     chosen = manager.resolve_chain("source", source, ProbeContext()).chosen
     for backend in chosen:
         settings = settings_of(backend.key) if settings_of is not None else None

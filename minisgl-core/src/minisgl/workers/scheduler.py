@@ -15,7 +15,7 @@ from minisgl.config.load import Settings
 from minisgl.config.placement import Placement
 from minisgl.distributed.meeting import call_off_meeting
 from minisgl.distributed.peers import RANK_ENDED
-from minisgl.engine.build import EngineRequest, build_engine
+from minisgl.engine.build import EngineRequest, build_engine, describe_to_probes
 from minisgl.engine.contract import EngineLimits, StepEngine
 from minisgl.engine.engine import Engine
 from minisgl.errors import CommError
@@ -70,12 +70,8 @@ class SchedulerWorker:
         Raises:
             MinisglError: The engine cannot be built as the settings say.
         """
-        backends = SchedulerBackends.resolve(self._manager, self._settings)
-        if self._spec.index == 0:
-            for line in backends.describe():
-                logger.info("%s", line)
         recorder = Recorder.of(self._settings) if self._spec.index == 0 else None
-        engine, name = self._meet_and_build(report)
+        engine, backends, name = self._meet_and_build(report)
         ends = self._ends(engine)
         if recorder is not None:
             ends = recorder.attach(*ends, backends.names())
@@ -91,10 +87,12 @@ class SchedulerWorker:
         finally:
             engine.shutdown()
 
-    def _meet_and_build(self, report: Callable[[WorkerReport], None]) -> tuple[Engine, str]:
+    def _meet_and_build(
+        self, report: Callable[[WorkerReport], None]
+    ) -> tuple[Engine, SchedulerBackends, str]:
         """Build; when that fails, tell the ranks of other nodes, who cannot see it."""
         if self._placement.nnodes == 1:
-            return self._build_engine()
+            return self._build()
 
         def on_lost() -> None:
             time.sleep(_EXPLAIN_S)  # a rank that is at work finds out by itself, and says more
@@ -102,12 +100,15 @@ class SchedulerWorker:
             os._exit(1)
 
         try:
-            return self._build_engine(on_lost)
+            return self._build(on_lost)
         except Exception as error:
             call_off_meeting(self._rendezvous, f"rank {self._spec.index}: {error}")
             raise
 
-    def _build_engine(self, on_lost: Callable[[], None] | None = None) -> tuple[Engine, str]:
+    def _build(
+        self, on_lost: Callable[[], None] | None = None
+    ) -> tuple[Engine, SchedulerBackends, str]:
+        """Return the engine, what its scheduler is to be made of, and the model's name."""
         model = self._settings.model
         files = open_model(
             model.model,
@@ -126,7 +127,13 @@ class SchedulerWorker:
             on_lost=on_lost,
             show_progress=self._spec.index == 0 and sys.stderr.isatty(),
         )
-        return build_engine(request), files.name
+        backends = SchedulerBackends.resolve(
+            self._manager, self._settings, describe_to_probes(request)
+        )
+        if self._spec.index == 0:
+            for line in backends.describe():
+                logger.info("%s", line)
+        return build_engine(request), backends, files.name
 
     def _ends(self, engine: Engine) -> tuple[StepEngine, SchedulerIO]:
         """Return the scheduler's engine and its line: on rank 0 the queues, else what it tells."""
