@@ -17,22 +17,36 @@ from minisgl_kernels_cuda.units import MEMORY, UNITS, Unit
 
 pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC", exc_type=ImportError)
 
+Cubin = Callable[[str, Unit, int], bytes]
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
+
+
+@pytest.fixture(scope="module")
+def cubin() -> Cubin:
+    """Compile a unit for an architecture and an element type, once."""
+    done: dict[tuple[str, str, int], bytes] = {}
+
+    def compiled(arch: str, unit: Unit, macro: int) -> bytes:
+        key = (arch, unit.name, macro)
+        if key not in done:
+            done[key] = Compiler(arch, None).cubin(unit, macro)
+        return done[key]
+
+    return compiled
 
 
 # Element types differ in a few conversions: each unit is compiled for one of them per
 # architecture, and all three for Hopper.
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_every_source_compiles_without_a_gpu(unit: Unit, arch: str) -> None:
+def test_every_source_compiles_without_a_gpu(cubin: Cubin, unit: Unit, arch: str) -> None:
     if unit.only_arch not in ("", arch):
         pytest.skip(f"only {unit.only_arch} has its instructions")
-    compiler = Compiler(arch, None)
     macros = (1,) if arch != "sm_90a" or unit.name == "sample" else (1, 2, 3)
     for macro in macros:
         if unit.name.startswith("linear") and macro == 3:
             continue  # float32 products stay with the library
-        code = compiler.cubin(unit, macro)
+        code = cubin(arch, unit, macro)
         for name in unit.entries:
             assert name.encode() in code
 
@@ -78,8 +92,8 @@ def parameter_sizes(info: bytes) -> list[int]:
 # The driver copies as many bytes from each argument's address as the parameter has: one that the
 # layout lists in two pieces would shift all others.
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_layouts_list_each_parameter_with_its_size(unit: Unit) -> None:
-    found = sections(Compiler("sm_90a", None).cubin(unit, 1))
+def test_layouts_list_each_parameter_with_its_size(cubin: Cubin, unit: Unit) -> None:
+    found = sections(cubin("sm_90a", unit, 1))
     for name, layout in unit.entries.items():
         listed = [struct.calcsize(kind) for kind in re.findall(r"\d*\D", layout)]
         assert parameter_sizes(found[f".nv.info.{name}"].data) == listed, name
@@ -89,8 +103,8 @@ def test_layouts_list_each_parameter_with_its_size(unit: Unit) -> None:
 @pytest.mark.parametrize(
     "unit", [unit for unit in UNITS if unit.max_shared_bytes], ids=lambda unit: unit.name
 )
-def test_shared_memory_of_a_launch_begins_with_a_line(unit: Unit) -> None:
-    found = sections(Compiler("sm_90a", None).cubin(unit, 1))
+def test_shared_memory_of_a_launch_begins_with_a_line(cubin: Cubin, unit: Unit) -> None:
+    found = sections(cubin("sm_90a", unit, 1))
     assert {name: found[f".nv.shared.{name}"].alignment % 128 for name in unit.entries} == (
         dict.fromkeys(unit.entries, 0)
     )
