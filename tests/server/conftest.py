@@ -6,6 +6,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from minisgl.message.folder import SocketFolder
+from minisgl.workers.contract import Endpoints
+from minisgl_server.engine_client import EngineClient, EngineFacts
+from minisgl_server.metrics import Metrics
+from minisgl_server.settings import ServerSettings
+from minisgl_server.state import ServerState
 from tests.server.pace import pace_env
 from tests.server.server_process import ServerProcess
 from tests.tiny_models import TinyModel, save_tiny_model
@@ -47,3 +53,14 @@ def slow_server(
     folder = tmp_path_factory.mktemp("slow-server")
     with ServerProcess(tiny_model, folder, "--num-pages=512", **paced) as process:
         yield process.wait_until_ready()
+
+
+@pytest.fixture
+def idle_state() -> Iterator[ServerState]:
+    """Of a server whose workers were never started."""
+    facts, metrics = EngineFacts("m", "cpu", 8, 1, 8, 1, 1), Metrics()
+    with SocketFolder() as folder:
+        client = EngineClient(Endpoints(folder.path, 0), metrics)
+        settings = ServerSettings.model_validate({})
+        yield ServerState(settings, client, facts, metrics, ("m",), {}, None, 0)
+        client.close()

@@ -4,20 +4,11 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
-from minisgl.message.folder import SocketFolder
-from minisgl.workers.contract import Endpoints
 from minisgl_server.api.app import create_app
-from minisgl_server.engine_client import EngineClient, EngineFacts
-from minisgl_server.metrics import Metrics
-from minisgl_server.settings import ServerSettings
 from minisgl_server.state import ServerState
 
 
@@ -62,13 +53,6 @@ def test_the_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
     assert re.findall(r"(?:src|href)=(?!\"data:)|https?://|@import", page.text) == []
 
 
-def test_plugins_can_add_routes(idle_state: ServerState) -> None:
-    extra = Route("/mine", lambda request: PlainTextResponse("hi"))
-    app = create_app(idle_state, [extra, "not a route"])
-    paths = [getattr(route, "path", "") for route in app.routes]
-    assert paths[-1] == "/mine"
-
-
 def test_the_server_is_what_the_command_does_by_default() -> None:
     run = [sys.executable, "-m", "minisgl", "--model", "m", "--host", "203.0.113.7"]
     result = subprocess.run(run, capture_output=True, text=True, check=False)
@@ -90,14 +74,3 @@ def test_a_server_without_its_engine_says_so(idle_state: ServerState) -> None:
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (503, "engine_unavailable")
         assert "was killed by signal 9" in error["message"]
-
-
-@pytest.fixture
-def idle_state() -> Iterator[ServerState]:
-    """Of a server whose workers were never started."""
-    facts, metrics = EngineFacts("m", "cpu", 8, 1, 8, 1, 1), Metrics()
-    with SocketFolder() as folder:
-        client = EngineClient(Endpoints(folder.path, 0), metrics)
-        settings = ServerSettings.model_validate({})
-        yield ServerState(settings, client, facts, metrics, ("m",), {}, None, 0)
-        client.close()

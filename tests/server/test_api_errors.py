@@ -41,11 +41,16 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:  # 
         ("presence_penalty", 3),
         ("frequency_penalty", -3),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e-38),
         ("logit_bias", {"no": 1}),
         ("logit_bias", {"5": 101}),
+        ("logit_bias", {"9999999999": 1}),
+        ("logit_bias", {"5000": 1}),
         ("stop", ""),
         ("stop", ["a"] * 65),
         ("stop_token_ids", [-1]),
+        ("stop", 5),
         ("logprobs", 21),
         ("prompt", []),
         ("prompt", ""),
@@ -54,6 +59,10 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:  # 
         ("prompt", ["a"] * 9),
         ("prompt", [319, 100000]),
         ("prompt", [2**40]),
+        ("prompt", [5000]),
+        ("prompt", [-1]),
+        ("prompt", [1.5]),
+        ("prompt", [[1], [-1]]),
         ("priority", 2**40),
         ("stream_options", {"include_usage": True}),
         ("nonsense", 1),
@@ -65,8 +74,47 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:  # 
 def test_a_wrong_value_is_a_400_that_names_it(http: httpx.Client, name: str, value: Any) -> None:
     response = http.post(COMPLETE, json={"prompt": "a", "max_tokens": 2} | {name: value})
     error = error_of(response)
-    assert error["param"] == name or (name == "prompt" and "token id" in error["message"])
+    assert error["param"] == name
+    assert error["message"].startswith(name)
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("prompt", [[-1], [1.5], [[1.5]], [1, "a"], {"text": "a"}, 5])
+def test_a_prompt_of_no_kind_is_told_what_kinds_there_are(http: httpx.Client, prompt: Any) -> None:
+    message = error_of(http.post(COMPLETE, json={"prompt": prompt}))["message"]
+    assert "a list of token ids (integers from 0 to 2147483647)" in message
+
+
+def test_echo_and_detokenize_name_what_is_no_token(http: httpx.Client) -> None:
+    echoed = error_of(http.post(COMPLETE, json={"prompt": [5000], "echo": True}))
+    assert (echoed["param"], echoed["message"][:20]) == ("prompt", "prompt: token id 500")
+    error = error_of(http.post("/detokenize", json={"tokens": [5000]}))
+    assert (error["param"], error["message"][:20]) == ("tokens", "tokens: token id 500")
+
+
+@pytest.mark.parametrize("number", [21, -1])
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_top_logprobs_is_named_and_not_what_it_becomes(
+    http: httpx.Client, number: int, is_wanted: bool
+) -> None:
+    body = {"messages": HELLO, "logprobs": is_wanted, "top_logprobs": number}
+    error = error_of(http.post(CHAT, json=body))
+    assert error["param"] == "top_logprobs"
+    assert error["message"] == f"top_logprobs {number}: must be an integer from 0 to 20"
+
+
+@pytest.mark.parametrize("name", ["messages", "conversations", "self", "tokenizer_kwargs"])
+def test_template_variables_that_are_taken_are_refused_by_name(
+    http: httpx.Client, name: str
+) -> None:
+    error = error_of(http.post(CHAT, json={"messages": HELLO, "chat_template_kwargs": {name: []}}))
+    assert error["param"] == "chat_template_kwargs"
+    assert error["message"] == f"chat_template_kwargs: {name!r} is not for the template"
+
+
+def test_the_best_of_one_changes_nothing(http: httpx.Client) -> None:
+    body = {"prompt": "a", "max_tokens": 2, "best_of": 1}
+    assert http.post(COMPLETE, json=body).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["tools", "functions"])

@@ -96,9 +96,10 @@ def test_prompts_of_a_group_share_their_beginning() -> None:
     [
         ("--url=nowhere", "--url nowhere: must begin"),
         ("--url=http://127.0.0.1:9/v1", "no server answers"),
-        ("--request-rate=0", "--request-rate 0.0: must be above 0"),
+        ("--url=http://127.0.0.1:abc/v1", "is no URL: "),
+        ("--request-rate=0", "--request-rate 0.0: must be a number above 0"),
         ("--trace=/nowhere", "--trace /nowhere: cannot be read"),
-        ("--num-requests=0", "--num-requests 0: must be at least 1"),
+        ("--num-requests=0", "--num-requests 0: must be an integer from 1 to 10000000"),
         ("--plot=x.bmp", "--plot x.bmp: must end in .png"),
         ("--plot=/nowhere/x.png", "there is no folder /nowhere"),
     ],

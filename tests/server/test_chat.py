@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from minisgl.cli.main import main
 from minisgl.errors import RequestError
 from minisgl.sampling_params import SamplingParams
 from minisgl_server.chat.display import Display, MarkdownDisplay, PlainDisplay, split_blocks
@@ -109,11 +110,94 @@ def test_a_saved_conversation_can_be_loaded(session: ChatSession, tmp_path: Path
     assert (other.system, other.messages) == (session.system, session.messages)
 
 
-@pytest.mark.parametrize("line", ["/nothing", "/save", "/save /nowhere/x", "/load /nowhere"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/nothing",
+        "/save",
+        "/save /nowhere/x",
+        "/save ~nosuchuser/x",
+        "/save a\0b",
+        f"/save {'x' * 5000}",
+        "/load /nowhere",
+        "/load ~nosuchuser/x",
+        "/load a\0b",
+    ],
+)
 def test_a_command_that_cannot_be_is_told(session: ChatSession, line: str) -> None:
-    shown, (told,) = say(session, line)
-    assert shown == ""
+    shown, (*_, told) = say(session, "before", line)
+    assert shown == "before\n"
     assert told.startswith(line.split()[0])
+    assert len(session.messages) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b"[1]",
+        b'{"messages": 5}',
+        b'{"messages": [{"role": "user"}]}',
+        b'{"messages": [{"role": "user", "content": 5}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    ],
+)
+def test_a_file_that_is_no_conversation_leaves_the_present_one(
+    session: ChatSession, tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "chat.json"
+    path.write_bytes(content)
+    shown, (told,) = say(session, "before", f"/load {path}", "after")
+    assert shown == "before\nafter\n"
+    assert told.startswith(f"/load {path}: ")
+    assert len(session.messages) == 4
+
+
+def test_a_line_that_is_not_utf8_is_told_and_does_nothing(
+    session: ChatSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.json"
+    lines = ["one", "/system caf\udce9", "caf\udce9", f"/save {path}"]
+    assert say(session, *lines) == (
+        "one\n",
+        ["the line: is not UTF-8", "the line: is not UTF-8", f"saved 2 messages to {path}"],
+    )
+
+
+def test_leaving_works_after_any_failure(session: ChatSession) -> None:
+    with_exit = say(session, "/load ~nosuchuser/x", "/exit", "not read")
+    assert with_exit[0] == ""
+    assert session.messages == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("--top-k=0", "--top-k 0: must be an integer from 1 to 2147483647, or -1 for no limit"),
+        ("--max-tokens=0", "--max-tokens 0: must be an integer from 1 to 2147483647"),
+        ("--temperature=nan", "--temperature nan: must be a number from 0 to 100"),
+        ("--system=caf\udce9", "--system: is not UTF-8"),
+    ],
+)
+def test_a_wrong_sampling_flag_is_named_as_a_flag(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str], flag: str, complaint: str
+) -> None:
+    assert main(["chat", str(tiny_model), flag]) == 2
+    assert capsys.readouterr().err == f"minisgl: {complaint}\n"
+
+
+def test_a_pipe_may_hold_a_line_of_another_encoding(tiny_model: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "minisgl", "chat", str(tiny_model), "--max-tokens=4"],
+        input=b"caf\xe9\n/undo\n",
+        capture_output=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.splitlines()[-2:] == [b"the line: is not UTF-8", b"0 questions left"]
 
 
 def test_leaving_ends_the_conversation(session: ChatSession) -> None:

@@ -15,6 +15,11 @@ from shutil import which
 import httpx
 import pytest
 
+from minisgl import SamplingParams
+from minisgl.message.folder import SocketFolder
+from minisgl.workers.contract import Endpoints
+from minisgl_server.engine_client import EngineClient, Submission
+from minisgl_server.metrics import Metrics
 from tests.server.idle import becomes_idle, gauge, num_aborted, wait_until
 from tests.server.server_process import ServerProcess
 
@@ -44,6 +49,15 @@ def guarded(
     with ServerProcess(tiny_model, folder, *flags, **paced) as server:
         server.wait_for(lambda: '"message": "ready' in server.log)
         yield server
+
+
+@pytest.fixture
+def idle_client() -> Iterator[EngineClient]:
+    """Of a server whose workers were never started."""
+    with SocketFolder() as folder:
+        client = EngineClient(Endpoints(folder.path, 0), Metrics())
+        yield client
+        client.close()
 
 
 @pytest.fixture
@@ -132,6 +146,25 @@ def test_a_full_queue_is_a_503_with_retry_after(member: httpx.Client) -> None:
     assert becomes_idle(member)
 
 
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"prompt": "a", "n": 4}, "n"),
+        ({"prompt": ["a", "b"], "n": 4}, "n"),
+        ({"prompt": ["a", "b"], "n": 2}, "prompt"),
+        ({"prompt": ["a", "b", "c", "d"]}, "prompt"),
+    ],
+)
+def test_what_no_empty_queue_could_take_is_a_400_that_names_the_limit(
+    member: httpx.Client, body: dict[str, object], name: str
+) -> None:
+    response = member.post("/v1/completions", json=body | {"max_tokens": 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, name)
+    assert "at most 3 may run and wait together" in error["message"]
+    assert "retry-after" not in response.headers
+
+
 @pytest.mark.parametrize("num_choices", [1, 3])  # of three one waits
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_that_leaves_frees_its_request(
@@ -157,6 +190,17 @@ def test_an_answer_can_be_aborted_by_its_id(member: httpx.Client) -> None:
     assert aborted.json() == {"num_aborted": 1}
     assert '"code":"aborted"' in rest
     assert "[DONE]" not in rest
+
+
+def test_an_answer_is_aborted_once(idle_client: EngineClient) -> None:
+    call = idle_client.submit(Submission(["a"], SamplingParams()))
+    assert [idle_client.abort(call, "asked to") for _ in range(3)] == [True, False, False]
+
+
+def test_an_answer_that_has_ended_is_not_aborted(idle_client: EngineClient) -> None:
+    call = idle_client.submit(Submission(["a"], SamplingParams()))
+    idle_client.fail("the engine is gone")
+    assert not idle_client.abort(call, "asked to")
 
 
 def test_aborting_what_is_not_there_is_a_404(member: httpx.Client) -> None:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from minisgl.scheduler.trace import Abort, Arrival, Ending, Trace, read_trace
+from minisgl.scheduler.trace import Abort, Arrival, Ending, Trace
+from minisgl.scheduler.trace_reading import read_trace
 from tests.server.pace import pace_env
 from tests.server.server_process import ServerProcess
 

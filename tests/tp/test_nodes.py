@@ -172,7 +172,7 @@ def test_nodes_with_other_settings_do_not_start(folder: Path, tmp_path: Path, ma
     with follower_of(folder, tmp_path, 2, master) as follower:
         with pytest.raises(MinisglError, match="another rank is gone"):
             LLM(str(folder), tp=2, nnodes=2, master=master, **{**SETTINGS, "page_size": 8})
-        assert follower.wait() == 1
+        assert follower.wait() == 2
         assert "--page-size 4: node 0 has 8, and all nodes need the same" in follower.log
 
 

@@ -239,6 +239,7 @@ class Context:
         """Make an empty context; the engine fills it."""
         self.page_size = page_size
         self._batch: Batch | None = None
+        self._covered_backend: AttentionBackend | None = None  # the own one, behind a stand-in
 
     @property
     def batch(self) -> Batch:
@@ -252,22 +253,30 @@ class Context:
     ) -> Iterator[None]:
         """Make this context the global one, and ``batch`` its batch, for the duration.
 
+        Blocks do not nest.
+
         Args:
             batch: What the model will compute.
             attn_backend: Stands in for the context's own, while a step is cut at its attention.
         """
-        assert self._batch is None, "forward_batch does not nest"
+        self._leave_batch()  # Ctrl-C may have come in the midst of leaving the last one
         token = _ACTIVE.set(self)
-        own_backend = self.attn_backend
         try:
-            self._batch = batch  # in here: Ctrl-C may come anywhere, and must not leave it set
+            self._batch = batch
             if attn_backend is not None:
+                self._covered_backend = self.attn_backend
                 self.attn_backend = attn_backend
             yield
         finally:
-            self.attn_backend = own_backend
-            self._batch = None
+            self._leave_batch()
             _ACTIVE.reset(token)
+
+    def _leave_batch(self) -> None:
+        """Be without a batch; may be interrupted at any line and called again."""
+        if self._covered_backend is not None:
+            self.attn_backend = self._covered_backend
+            self._covered_backend = None
+        self._batch = None
 
     @contextmanager
     def activate(self) -> Iterator[None]:

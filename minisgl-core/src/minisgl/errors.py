@@ -19,6 +19,10 @@ class PluginError(MinisglError):
     """A backend that was asked for is missing, broken, ambiguous or for another plugin API."""
 
 
+class ProcessorError(PluginError):
+    """A logits processor of a plugin failed with the requests of a step; the engine did not."""
+
+
 class CompileError(PluginError):
     """Native code cannot be compiled or loaded on this machine."""
 

@@ -138,11 +138,14 @@ class LLM:
             One completion per prompt, in order.
 
         Raises:
-            RequestError: A prompt is empty, too long, or not of this vocabulary, or the lists
+            RequestError: A prompt is empty, too long, no UTF-8 text or not of this vocabulary,
+                `sampling_params` are none or have a token of another vocabulary, or the lists
                 have different lengths. Nothing was generated.
         """
         batch = as_batch(prompts)
         params = per_prompt(sampling_params, len(batch))
+        for each in params:
+            each.check_vocabulary(self._ranks.limits.vocab_size)
         encoded = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(batch)]
         if show_progress is None:
             show_progress = len(batch) > 1 and sys.stderr.isatty()
@@ -192,9 +195,10 @@ class LLM:
         Raises:
             RequestError: As for `generate`; at the call, before anything is generated.
         """
-        params = sampling_params or SamplingParams()
+        (params,) = per_prompt(sampling_params, 1)
         if params.n != 1:
             raise RequestError(f"n {params.n}: must be 1 for a stream")
+        params.check_vocabulary(self._ranks.limits.vocab_size)
         chunks = self._chunks(self._encode(prompt, "prompt"), params)
         next(chunks)  # it has begun, so closing it reaches its end, where the request is ended too
         return chunks

@@ -10,6 +10,7 @@ import numpy as np
 from minisgl.engine.contract import EngineLimits
 from minisgl.errors import RequestError
 from minisgl.sampling_params import SamplingParams
+from minisgl.shown import shown
 from minisgl.tokenizer.encode import encode_text
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [[int(each) for each in batch if isinstance(each, int | np.integer)]]
     for i, each in enumerate(batch):
         if not isinstance(each, str | Sequence | np.ndarray) or isinstance(each, Mapping | bytes):
-            raise RequestError(f"prompts[{i}]: must be a text or token ids, not {each!r}")
+            raise RequestError(f"prompts[{i}]: must be a text or token ids, not {shown(each)}")
     return [each for each in batch if not isinstance(each, int)]
 
 
@@ -49,7 +50,7 @@ def per_prompt(
     each = list(params) if isinstance(params, Sequence) else [params]
     for one in each:
         if not isinstance(one, SamplingParams):
-            raise RequestError(f"sampling_params: must be SamplingParams, not {one!r}")
+            raise RequestError(f"sampling_params: must be SamplingParams, not {shown(one)}")
     if len(each) != num_prompts:
         raise RequestError(
             f"sampling_params: has {len(each)} entries for {num_prompts} prompts; give one for "
@@ -75,30 +76,30 @@ def encode_prompt(
     Raises:
         RequestError: It is empty, too long, or not of this vocabulary.
     """
-    try:
-        ids = encode_text(tokenizer, prompt) if isinstance(prompt, str) else _checked(prompt)
-    except RequestError as error:
-        raise RequestError(f"{where}: {error}") from error
+    if isinstance(prompt, str):
+        ids = encode_text(tokenizer, prompt, where=where)
+    else:
+        ids = _checked(prompt, where)
     if not ids:
         raise RequestError(f"{where}: is empty; at least one token is needed")
     if len(ids) >= limits.max_seq_len:
         raise RequestError(
             f"{where}: has {len(ids)} tokens; prompt and output together may have "
-            f"{limits.max_seq_len}, and at least one is generated"
+            f"{limits.max_seq_len}, and at least one is sampled, even with max_tokens 0"
         )
     for token_id in (min(ids), max(ids)):
         if not 0 <= token_id < limits.vocab_size:
             raise RequestError(
-                f"{where}: token id {token_id}: must be from 0 to {limits.vocab_size - 1}"
+                f"{where}: token id {shown(token_id)}: must be from 0 to {limits.vocab_size - 1}"
             )
     return np.array(ids, dtype=np.int32)
 
 
-def _checked(ids: Sequence[int]) -> list[int]:
+def _checked(ids: Sequence[int], where: str) -> list[int]:
     """Return token ids as a list; a fraction must not be cut to another token."""
     if set(map(type, ids)) == {int}:  # the usual case, without a loop over tokens in Python
         return list(ids)
     for token_id in ids:
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
-            raise RequestError(f"token id {token_id!r}: must be an integer")
+            raise RequestError(f"{where}: token id {shown(token_id)}: must be an integer")
     return [int(token_id) for token_id in ids]

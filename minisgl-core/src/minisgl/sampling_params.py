@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from minisgl.errors import RequestError
+from minisgl.shown import shown
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this the distribution is a point in float32, so the request is treated as greedy."""
@@ -31,7 +31,8 @@ class SamplingParams:
         min_p: Drop tokens less likely than this share of the likeliest one, in [0, 1].
         seed: With a seed the result depends on prompt, parameters and seed alone, whoever shares
             the batch; without one it differs from run to run.
-        repetition_penalty: Over 1 makes tokens of prompt and output less likely; above 0.
+        repetition_penalty: Over 1 makes tokens of prompt and output less likely; in [0.01, 100],
+            which no logit leaves the range of float32 by.
         presence_penalty: Taken off the logit of each token in the output, in [-2, 2].
         frequency_penalty: The same, once per occurrence.
         logit_bias: Added to the logits of these token ids; values in [-100, 100].
@@ -76,10 +77,14 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", ids)
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(
-                f"logit_bias {self.logit_bias!r}: must be a mapping of token ids to numbers"
+                f"logit_bias {shown(self.logit_bias)}: must be a mapping of token ids to numbers"
             )
         self._check_counts()
         self._check_ranges()
+        for name in ("ignore_eos", "skip_special_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise RequestError(f"{name} {shown(value)}: must be true or false")
 
     @property
     def is_greedy(self) -> bool:
@@ -95,6 +100,18 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that a model does not have.
+
+        Raises:
+            RequestError: `logit_bias` has one.
+        """
+        for token_id in self.logit_bias:
+            if token_id >= vocab_size:
+                raise RequestError(
+                    f"logit_bias of token id {token_id}: must be from 0 to {vocab_size - 1}"
+                )
+
     def _check_counts(self) -> None:
         if self.max_tokens is not None:
             lowest = 1 if self.prompt_logprobs is None else 0
@@ -109,20 +126,21 @@ class SamplingParams:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        for token_id in (*self.stop_token_ids, *self.logit_bias):
-            _check_int("token id", token_id, 0, _INT32_MAX)
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token_id in ids:
+                _check_int(f"{name}: token id", token_id, 0, _INT32_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens {self.min_tokens}: must not exceed max_tokens {self.max_tokens}"
             )
         if any(not isinstance(s, str) or not s for s in self.stop):
-            raise RequestError(f"stop {self.stop!r}: must be non-empty strings")
+            raise RequestError(f"stop {shown(self.stop)}: must be non-empty strings")
 
     def _check_ranges(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for token_id, bias in self.logit_bias.items():
@@ -132,7 +150,7 @@ class SamplingParams:
 def _as_tuple(name: str, value: Iterable[_T]) -> tuple[_T, ...]:
     """Refuse what is no list, such as one value without its brackets."""
     if not isinstance(value, Iterable):
-        raise RequestError(f"{name} {value!r}: must be a list")
+        raise RequestError(f"{name} {shown(value)}: must be a list")
     return tuple(value)
 
 
@@ -140,17 +158,12 @@ def _check_int(name: str, value: int, low: int, high: int, also: str = "") -> No
     """Refuse anything but an int in ``[low, high]``; bool is not an int here."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         extra = f", or {also}" if also else ""
-        raise RequestError(f"{name} {value!r}: must be an integer from {low} to {high}{extra}")
+        raise RequestError(f"{name} {shown(value)}: must be an integer from {low} to {high}{extra}")
 
 
 def _check_range(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
-    """Refuse anything but a finite number in ``[low, high]``, or ``(low, high]``."""
+    """Refuse anything but a number in ``[low, high]``, or ``(low, high]``; NaN is in none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (
-        not is_number
-        or not math.isfinite(value)
-        or not low <= value <= high
-        or (open_low and value == low)
-    ):
+    if not is_number or not low <= value <= high or (open_low and value == low):
         bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
-        raise RequestError(f"{name} {value!r}: must be a number {bounds}")
+        raise RequestError(f"{name} {shown(value)}: must be a number {bounds}")

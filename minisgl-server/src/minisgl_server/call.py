@@ -34,10 +34,11 @@ class Call:
         uids: Of its sequences, in order.
         start_s: When it was submitted, by ``time.monotonic``.
         is_left: Whether its reader has gone; what still comes is dropped.
+        is_aborted: Whether the workers were told to stop it; set by the client.
     """
 
     def __init__(
-        self, uids: list[int], start_s: float, on_leave: Callable[[Call, str], None]
+        self, uids: list[int], start_s: float, on_leave: Callable[[Call, str], object]
     ) -> None:
         """Wait for sequences.
 
@@ -49,6 +50,7 @@ class Call:
         self.uids = uids
         self.start_s = start_s
         self.is_left = False
+        self.is_aborted = False
         self._num_open = len(uids)
         self._pieces: list[Piece] = []
         self._waiter: asyncio.Future[None] | None = None

@@ -153,10 +153,12 @@ class EngineClient:
         """Hand a request to the workers.
 
         Raises:
+            RequestError: It has more sequences than may ever run and wait together.
             CapacityError: Too many wait already, or the engine is gone.
         """
         num_choices = submission.params.n
         num_new = len(submission.prompts) * num_choices
+        self._check_size(len(submission.prompts), num_choices)
         self._check_capacity(num_new)
         now_s = time.monotonic()
         uids = [next(self._uids) for _ in range(num_new)]
@@ -256,6 +258,21 @@ class EngineClient:
         if self.failure is not None:
             raise CapacityError(self.failure)
 
+    def _check_size(self, num_prompts: int, num_choices: int) -> None:
+        """Refuse what a later try would not fit either."""
+        if self._max_open is None or num_prompts * num_choices <= self._max_open:
+            return
+        limit = (
+            f"at most {self._max_open} may run and wait together (--max-running-requests and "
+            "--max-queued-requests)"
+        )
+        if num_choices > self._max_open or num_prompts == 1:
+            raise RequestError(f"n {num_choices}: are too many sequences; {limit}")
+        raise RequestError(
+            f"prompt: {num_prompts} prompts with n {num_choices} are {num_prompts * num_choices} "
+            f"sequences; {limit}"
+        )
+
     def _check_capacity(self, num_new: int) -> None:
         self._check_alive()
         if self._max_open is not None and len(self._open) + num_new > self._max_open:
@@ -274,12 +291,20 @@ class EngineClient:
         finally:
             self._questions.pop(uid, None)
 
-    def abort(self, call: Call, reason: str) -> None:
-        """Stop what a call still has open; goes the way of its prompt, so does not overtake it."""
+    def abort(self, call: Call, reason: str) -> bool:
+        """Stop what a call still has open; goes the way of its prompt, so does not overtake it.
+
+        Returns:
+            Whether there was something to stop that nobody had stopped before.
+        """
+        if call.is_aborted or call.is_ended:
+            return False
+        call.is_aborted = True
         for uid in call.uids:
             sequence = self._open.get(uid)
             if sequence is not None:
                 sequence.tokenizer.send([AbortMsg(uid, reason)])
+        return True
 
     def _receive(self) -> None:
         for message in self._inbox.receive(block=False):

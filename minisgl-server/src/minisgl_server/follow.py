@@ -31,7 +31,7 @@ def run(settings: Settings, log: LogOptions) -> int:
         with an error; 1 when a rank is lost, 130 after an interrupted start.
 
     Raises:
-        WorkerError: A rank could not start; the message is its own error.
+        MinisglError: A rank could not start; the error is its own.
     """
     placement = Placement.of(settings.engine)
     own = settings.section(ServerSettings)

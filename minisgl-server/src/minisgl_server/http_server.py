@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp
 
-from minisgl_server.interrupts import Interrupts
+from minisgl_server.interrupts import EXIT_INTERRUPTED, Interrupts
 from minisgl_server.listener import Listener
 from minisgl_server.load_log import log_load
 from minisgl_server.processes import WorkerGroup
@@ -65,7 +65,7 @@ class HttpServer:
         )
 
     def run(self) -> int:
-        """Serve, drain, and return the exit code."""
+        """Serve, drain, and return the exit code; that of an interrupt if one came before."""
         asyncio.run(self._run())
         return self._exit_code
 
@@ -78,7 +78,8 @@ class HttpServer:
 
         self._interrupts.on_ask = ask
         if self._interrupts.is_asked:  # it came between the start and now
-            self._server.should_exit = True
+            self._exit_code = EXIT_INTERRUPTED
+            return
         for worker in self._group.workers:
             loop.add_reader(worker.sentinel, self._on_death)
         interval_s = self._state.settings.log_interval_s

@@ -68,8 +68,8 @@ class WorkerGroup:
             What each worker reported, by its name; incomplete if it was told to stop.
 
         Raises:
-            WorkerError: A worker failed or did not become ready in time; the message is the
-                worker's own error.
+            WorkerError: A worker did not become ready in time, or died without a word.
+            MinisglError: A worker failed; the error is its own.
         """
         deadline = time.monotonic() + timeout_s
         waiting = {worker.connection: worker for worker in self.workers}
@@ -85,7 +85,7 @@ class WorkerGroup:
                 worker = waiting[item]
                 report = worker.report()
                 if not isinstance(report, ReadyMsg):
-                    raise WorkerError(str(self.cause()))
+                    raise self.cause()
                 ready[worker.name] = report
                 del waiting[item]
         return ready

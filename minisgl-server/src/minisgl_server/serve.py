@@ -14,11 +14,12 @@ from minisgl.errors import SettingsError
 from minisgl.message.folder import SocketFolder
 from minisgl.message.lifecycle import ReadyMsg
 from minisgl.plugin.commands import CommandContext
-from minisgl.plugin.hooks import server_routes
 from minisgl.workers.contract import Endpoints, LogOptions
 from minisgl.workers.logs import configure_logging
+from minisgl.workers.preflight import check_settings
 from minisgl_server import follow
 from minisgl_server.api.app import create_app
+from minisgl_server.api.plugin_routes import add_plugin_routes
 from minisgl_server.chat import command as chat
 from minisgl_server.engine_client import EngineClient, EngineFacts
 from minisgl_server.http_server import HttpServer
@@ -41,11 +42,12 @@ def run(context: CommandContext) -> int:
     """Serve until told to stop.
 
     Returns:
-        0 after SIGTERM or Ctrl-C, 1 when a worker died, 130 after an interrupted start.
+        0 after SIGTERM or Ctrl-C, 1 when a worker died, 130 when it was interrupted before it was
+        ready.
 
     Raises:
-        SettingsError: A setting cannot be met.
-        WorkerError: A worker could not start; the message is its own error.
+        SettingsError: A setting cannot be met; most are refused before a worker starts.
+        MinisglError: A worker could not start; the error is its own.
     """
     if context.arguments.shell:
         return chat.run(context)
@@ -59,15 +61,22 @@ def run(context: CommandContext) -> int:
     started_s = time.monotonic()
     template = _read_template(own)
     with ExitStack() as stack:
-        parts = _launch(settings, own, log, stack)
-        interrupts = parts.interrupts
+        interrupts = stack.enter_context(Interrupts())
+        listener = Listener(own)
+        stack.callback(listener.close)
+        if placement.nnodes == 1:  # else the other nodes hear of it by ranks that start and fail
+            check_settings(settings, context.plugins)
+        if interrupts.is_asked:
+            return EXIT_INTERRUPTED
+        parts = _launch(settings, log, listener, interrupts, stack)
         ready = parts.group.wait_until_ready(own.startup_timeout_s, lambda: interrupts.is_asked)
         if interrupts.is_asked:
             return EXIT_INTERRUPTED
         state = _state(context, parts, _facts(ready["scheduler 0"]), template)
-        app = create_app(state, server_routes(context.plugins.hooks))
+        app = create_app(state)
+        add_plugin_routes(app, context.plugins.hooks)
         _announce(state, time.monotonic() - started_s)
-        code = HttpServer(app, state, parts.listener, parts.group, interrupts).run()
+        code = HttpServer(app, state, listener, parts.group, interrupts).run()
         if parts.client.failure is None:
             parts.client.send_exit()
             parts.group.stop(_EXIT_TIMEOUT_S)
@@ -78,27 +87,28 @@ def run(context: CommandContext) -> int:
 class _Parts:
     """What a server has besides its application; ends with the stack that it was put on."""
 
-    listener: Listener
     metrics: Metrics
     client: EngineClient
     group: WorkerGroup
-    interrupts: Interrupts
 
 
-def _launch(settings: Settings, own: ServerSettings, log: LogOptions, stack: ExitStack) -> _Parts:
-    """Take the port, then start the workers; each part is taken back when ``stack`` unwinds."""
-    interrupts = stack.enter_context(Interrupts())
-    listener = Listener(own)
-    stack.callback(listener.close)
+def _launch(
+    settings: Settings,
+    log: LogOptions,
+    listener: Listener,
+    interrupts: Interrupts,
+    stack: ExitStack,
+) -> _Parts:
+    """Start the workers; each part is taken back when ``stack`` unwinds."""
     folder = stack.enter_context(SocketFolder())
-    endpoints = Endpoints(folder.path, own.num_tokenizer)
+    endpoints = Endpoints(folder.path, settings.section(ServerSettings).num_tokenizer)
     metrics = Metrics()
     client = EngineClient(endpoints, metrics)
     stack.callback(client.close)
     group = WorkerGroup(settings, endpoints, log)
     stack.callback(group.kill)
     interrupts.last_acts += [listener.close, folder.remove, group.kill]
-    return _Parts(listener, metrics, client, group, interrupts)
+    return _Parts(metrics, client, group)
 
 
 def _state(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from minisgl.config.fields import Bytes, Setting, SettingsSection
+from minisgl.config.fields import Bytes, ListedText, Setting, SettingsSection
 
 
 class ServerSettings(SettingsSection):
@@ -27,7 +27,9 @@ class ServerSettings(SettingsSection):
         max_length=107,
         description="Unix socket to listen on, in place of host and port. Read by the server.",
     )
-    root_path: str = Field(
+    root_path: Annotated[
+        str, Setting(allowed="empty, or a path such as /llm that does not end in /")
+    ] = Field(
         "",
         max_length=1024,
         pattern=r"^(/.*[^/])?$",
@@ -39,18 +41,21 @@ class ServerSettings(SettingsSection):
     ssl_keyfile: str | None = Field(
         None, min_length=1, max_length=4096, description="Its private key. Read by the server."
     )
-    api_key: tuple[str, ...] = Field(
+    api_key: Annotated[
+        tuple[ListedText, ...],
+        Setting(is_secret=True, allowed="keys separated by commas, none of them empty"),
+    ] = Field(
         (),
         max_length=1000,
         description="Keys of which clients must send one, as a bearer token; none lets everyone "
         "in. Read by the server.",
     )
-    cors_origins: tuple[str, ...] = Field(
+    cors_origins: tuple[ListedText, ...] = Field(
         (),
         max_length=1000,
         description="Origins whose web pages may use the server; * is all. Read by the server.",
     )
-    served_model_name: tuple[str, ...] = Field(
+    served_model_name: tuple[ListedText, ...] = Field(
         (),
         max_length=100,
         description="Names of the model for clients, the first in answers; default what --model "

@@ -162,15 +162,58 @@ def test_without_flags_sampling_is_greedy_and_short(context_of: Any, model: Echo
 
 
 @pytest.mark.parametrize(
-    "flags", ["--temperature -1", "--top-p 2", "--max-tokens 0", "--max-tokens -3", "--n 0"]
+    "flags",
+    [
+        *("--temperature -1", "--top-p 2", "--top-k 0", "--max-tokens 0", "--max-tokens -3"),
+        *("--n 0", "--min-tokens 5 --max-tokens 2"),
+    ],
 )
 def test_a_sampling_flag_out_of_range_is_refused_before_a_model_is_opened(
     context_of: Any, model: EchoModel, flags: str
 ) -> None:
-    name = flags.split()[0].strip("-").replace("-", "_")
-    with pytest.raises(RequestError, match=name):
+    name, value, *_ = flags.split()
+    with pytest.raises(SettingsError, match=f"^{name} {value}"):
         generate(context_of("demo", "p", *flags.split()), model)
     assert model.settings is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("demo", "caf\udce9"), "PROMPT: is not UTF-8 text"),
+        (("demo", "p", "--chat", "--system", "\udce9"), "--system: is not UTF-8 text"),
+        (("demo", "p", "--stop", "\udce9"), "--stop: is not UTF-8 text"),
+        (("demo", "--prompt-file", "-"), "stdin: is not UTF-8 text"),
+    ],
+)
+def test_text_that_is_not_utf_8_is_refused_before_a_model_is_opened(
+    context_of: Any,
+    model: EchoModel,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("caf\udce9"))
+    with pytest.raises(RequestError, match=message):
+        generate(context_of(*arguments), model)
+    assert model.settings is None
+
+
+def test_a_pipe_whose_bytes_cannot_be_decoded_is_refused(
+    context_of: Any, model: EchoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", piped)
+    with pytest.raises(SettingsError, match="stdin: cannot be read: 'utf-8' codec can't decode"):
+        generate(context_of("demo"), model)
+
+
+def test_a_closed_stdin_is_no_prompt(
+    context_of: Any, model: EchoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(SettingsError, match="PROMPT: is missing"):
+        generate(context_of("demo"), model)
 
 
 def test_a_chat_goes_through_the_template(context_of: Any, model: EchoModel) -> None:

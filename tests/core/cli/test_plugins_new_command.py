@@ -129,6 +129,14 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: Capture) -
         (("cache", "x", "--distribution=class"), "its package 'class' would hide"),
         (("cache", "x", "--distribution=json"), "its package 'json' would hide"),
         (("cache", "x", "--license", "GPL"), "--license GPL: must be one of Apache-2.0, MIT"),
+        (("cache", "x" * 101), "x: must have at most 100 characters, has 101"),
+        (("model", "M" * 101), "M: must have at most 100 characters, has 101"),
+        (
+            ("cache", "x", f"--distribution={'y' * 201}"),
+            "y: must have at most 200 characters, has 201",
+        ),
+        (("cache", "x", "--author=caf\udce9"), "must be UTF-8 without control characters"),
+        (("cache", "x", "--author=a\nb"), "must be UTF-8 without control characters"),
         (("cache", "x", "--color"), "--color: unknown flag of minisgl plugins new"),
     ],
 )
@@ -143,6 +151,25 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, capsys: Captur
     (tmp_path / "file").write_text("")
     error = complaint(capsys, "cache", "x", "--dir", str(tmp_path / "file"))
     assert f"--dir {tmp_path / 'file'}: cannot be written" in error
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("x" * 300, "cannot be written"),
+        ("caf\udce9", "must be UTF-8 without control characters"),
+    ],
+)
+def test_a_folder_that_cannot_be_named_is_an_error(
+    tmp_path: Path, capsys: Capture, folder: str, reason: str
+) -> None:
+    assert reason in complaint(capsys, "cache", "x", "--dir", str(tmp_path / folder))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_names_can_be_written(tmp_path: Path) -> None:
+    flags = ("--distribution", "y" * 200)
+    assert write_plugin(tmp_path, "cache", "x" * 100, *flags).name == "y" * 200
 
 
 def test_dashes_in_a_kind_are_underscores(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def test_a_wrong_value_names_its_origin_and_what_is_allowed(
         ("tp: true", "{path}: tp True: must be an integer from 1 to 1024"),
         ("- 1", "--config {path}: must hold a mapping of setting names to values"),
         ("fa: {num_splits: 1}\nzz: {a: 1}", "{path}: zz: unknown key"),
+        ("dtype:", "{path}: dtype null: must be one of auto, float32, float16, bfloat16"),
     ],
 )
 def test_a_wrong_file_names_the_file_and_the_key(tmp_path: Path, text: str, message: str) -> None:
@@ -126,6 +128,63 @@ def test_a_file_that_cannot_be_read_is_an_error(
         path.write_text(text)
     with pytest.raises(SettingsError, match=f"--config .*{name}: {reason}"):
         load_settings(TREE, MODEL, env={}, config=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("port: [", "cannot be read: line 1, column 8: expected the node content, .*"),
+        ("a: \x01", "cannot be read: unacceptable character .*"),
+        ("a: 2024-13-45", "cannot be read: month must be in 1[.][.]12"),
+        ("a: !!python/name:os.system", "cannot be read: line 1, column 4: could not .*"),
+        ("[" * 5000, "cannot be read: it is nested too deeply"),
+        ("a: " + "[" * 40 + "]" * 40, "must have at most 32 levels"),
+        ("api_key: &a [*a]", "must have at most 32 levels"),
+        ("api_key: &a {b: *a}", "must have at most 32 levels"),
+    ],
+    ids=range(8),
+)
+def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(TREE, MODEL, env={}, config=path)
+    assert re.fullmatch(f"--config {path}: {reason}", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("", "null"), ("[a]", "['a']"), ("5", "5"), ("''", "''")]
+)
+def test_a_model_that_is_no_text_is_refused(tmp_path: Path, text: str, shown: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"model: {text}\n")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(TREE, env={}, config=path)
+    allowed = "a folder, .gguf file, hub id or demo"
+    assert str(caught.value) == f"{path}: model {shown}: must be {allowed}"
+
+
+@pytest.mark.parametrize("value", ["5", "[1]", "text"])
+def test_a_section_takes_no_value_of_its_own(tmp_path: Path, boot: Boot, value: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"good: {value}\n")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(boot("acme-good").settings_tree(), MODEL, env={}, config=path)
+    reason = f"good {value}: must be a mapping of the settings of good"
+    assert str(caught.value) == f"{path}: {reason}"
+
+
+def test_a_section_with_nothing_below_it_is_empty(tmp_path: Path, boot: Boot) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("good:\n  # num_splits: 4\n")
+    settings = load_settings(boot("acme-good").settings_tree(), MODEL, env={}, config=path)
+    assert settings.given == {"model": "m"}
+
+
+def test_a_keyword_of_a_section_is_a_mapping(boot: Boot) -> None:
+    tree = boot("acme-good").settings_tree()
+    with pytest.raises(SettingsError, match="^good 5: must be a mapping of the settings of good$"):
+        load_keywords(tree, {"model": "m", "good": 5}, env={})
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:

@@ -193,6 +193,24 @@ def test_an_exception_in_a_step_leaves_the_object_usable(
         ([[5, 320]], GREEDY, r"token id 320: must be from 0 to 319"),
         (["a", "b"], [GREEDY], "has 1 entries for 2 prompts"),
         ([3.5], GREEDY, r"prompts\[0\]: must be a text or token ids"),
+        ([[1.5]], GREEDY, r"prompts\[0\]: token id 1.5: must be an integer"),
+        ([[10**4000]], GREEDY, r"prompts\[0\]: token id 10{20,}\.\.\.: must be from 0 to 319"),
+        (["\ud800"], GREEDY, r"prompts\[0\]: is not UTF-8 text: it has the lone surrogate"),
+        (
+            ["a"],
+            {"max_tokens": 2},
+            "sampling_params: must be SamplingParams, not {'max_tokens': 2}",
+        ),
+        (
+            ["a"],
+            SamplingParams(logit_bias={320: 1.0}),
+            "logit_bias of token id 320: must be from 0 to 319",
+        ),
+        (
+            [[5] * 96],
+            SamplingParams(max_tokens=0, prompt_logprobs=1),
+            "at least one is sampled, even with max_tokens 0",
+        ),
     ],
 )
 def test_a_bad_prompt_is_refused_before_anything_runs(
@@ -206,12 +224,34 @@ def test_a_bad_prompt_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"max_tokens": 2}, "sampling_params: must be SamplingParams, not {'max_tokens': 2}"),
+        (SamplingParams(logit_bias={320: 1.0}), "logit_bias of token id 320: must be from 0 to"),
+    ],
+)
+def test_a_stream_refuses_bad_parameters_at_the_call(
+    llm: LLM,
+    params: Any,
+    message: str,  # Any: wrong types on purpose
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.stream("def", params)
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("max_tokens", 0),
         ("max_tokens", -1),
         ("temperature", -1),
         ("temperature", float("nan")),
+        ("temperature", 10**400),
+        ("top_p", 10**400),
+        ("presence_penalty", 10**400),
+        ("logit_bias", {1: 10**400}),
+        ("ignore_eos", "no"),
+        ("skip_special_tokens", None),
         ("top_p", 2),
         ("top_p", 0),
         ("top_k", 0),

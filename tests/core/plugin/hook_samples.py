@@ -90,6 +90,49 @@ BAD_HOOKS = Throwaway(
     },
 )
 
+BAD_COMMANDS = Throwaway(
+    "acme-bad-commands",
+    {
+        "acme_bad_commands.py": HOOK
+        + """
+    def raises(parser):
+        raise RuntimeError("no flags today")
+
+    def clash(parser):
+        parser.add_argument("--json")
+        parser.add_argument("--json")
+
+    def taken(parser):
+        parser.add_argument("--model")
+
+    def run(context):
+        raise RuntimeError("run failed")
+
+    def leave(context):
+        pass
+
+    def complete(words, given, tree):
+        raise RuntimeError("no settings today")
+
+    @hookimpl
+    def minisgl_subcommands():
+        run, leave = "acme_bad_commands:run", "acme_bad_commands:leave"
+        complete = "acme_bad_commands:complete"
+        return [
+            Subcommand("no-flags", "", leave, add_arguments=raises),
+            Subcommand("clash", "", leave, add_arguments=clash),
+            Subcommand("taken", "", leave, has_settings=True, add_arguments=taken),
+            Subcommand("gone", "", "acme_bad_commands:gone"),
+            Subcommand("broken", "", "acme_nowhere:run"),
+            Subcommand("raises", "", run),
+            Subcommand("leaves", "", leave),
+            Subcommand("completes", "", leave, has_settings=True, complete_settings=complete),
+        ]
+    """,
+    },
+    {"minisgl": {"bad-commands": "acme_bad_commands"}},
+)
+
 SERVER = Throwaway(
     "acme-server",
     {
@@ -128,4 +171,4 @@ SERVER = Throwaway(
     {"minisgl": {"server": "acme_server"}},
 )
 
-HOOK_SAMPLES = (BAD_HOOKS, SERVER)
+HOOK_SAMPLES = (BAD_HOOKS, BAD_COMMANDS, SERVER)

@@ -25,7 +25,8 @@ from minisgl.scheduler.policy import FcfsPolicy, LpmPolicy, PriorityPolicy
 from minisgl.scheduler.record import PrefixNames, Tap
 from minisgl.scheduler.recorder import plain_limits
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.scheduler.trace import TRACE_FORMAT, Event, Header, Trace, encode_line, read_trace
+from minisgl.scheduler.trace import TRACE_FORMAT, Event, Header, Trace, encode_line
+from minisgl.scheduler.trace_reading import read_trace
 from minisgl.testing.fake_engine import FakeEngine, make_limits
 
 EOS = frozenset({7, 8})

@@ -16,7 +16,8 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.cli.main import main
 from minisgl.errors import SettingsError
-from minisgl.scheduler.trace import Arrival, Ending, Restart, read_trace
+from minisgl.scheduler.trace import Arrival, Ending, Restart
+from minisgl.scheduler.trace_reading import read_trace
 from minisgl.testing.source_case import write_tiny_model
 
 SIZES: dict[str, Any] = {  # settings of several types
@@ -165,6 +166,18 @@ def test_settings_that_no_replay_has_are_refused(
 ) -> None:
     assert main(["replay", str(trace), *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_trace_that_cannot_be_read_or_run_is_told_from_one_that_differs(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(trace), "--decisions-only", "--cache", "gone"]) == 2
+    assert "cannot be replayed: " in capsys.readouterr().err
+    head, line, rest = trace.read_text().split("\n", 2)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("\n".join((head, json.dumps({**json.loads(line), "tick": float("nan")}), rest)))
+    assert main(["replay", str(bad), "--decisions-only"]) == 2
+    assert "line 2: tick nan: must be an integer" in capsys.readouterr().err
 
 
 def test_what_several_ranks_did_is_replayed_by_one(

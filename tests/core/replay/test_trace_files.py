@@ -26,8 +26,8 @@ from minisgl.scheduler.trace import (
     Event,
     Part,
     encode_line,
-    read_trace,
 )
+from minisgl.scheduler.trace_reading import read_trace
 from minisgl.testing.fake_engine import FakeEngine, make_limits
 from tests.core.replay.replay_loads import Setup, record
 
@@ -136,7 +136,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, message: st
     ("line", "message"),
     [
         (b'{"event":"nap","tick":1}\n', "line 2: unknown event 'nap'"),
-        (b'{"event":"flush","tick":1,"color":3}\n', "line 2: .*color"),
+        (b'{"event":"flush","tick":1,"time_s":0,"color":3}\n', "line 2: .*color"),
         (b"{}{}\n", "line 2: is no JSON"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_file_is_for_its_owner_and_every_line_is_there_at_once(
     line.put([UserMsg(0, PROMPT, SamplingParams())])
     tapped.receive(block=False)
     trace = read_trace(path)  # nobody has closed it
-    assert trace.header.limits["eos_token_ids"] == [3, 9]
+    assert trace.header.limits.eos_token_ids == [3, 9]
     assert trace.header.backends == {"cache": "radix"}
     assert trace.header.settings["cache"] == "radix"
     assert len(trace.events) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from minisgl.core import Batch
 from minisgl.engine.contract import ForwardOutput, StepResult
-from minisgl.errors import IntegrityError, SettingsError
+from minisgl.errors import IntegrityError, ProcessorError, SettingsError
 from minisgl.message.types import UserMsg
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.config import SchedulerConfig
@@ -137,6 +137,21 @@ def test_an_engine_that_always_fails_is_given_up() -> None:
         harness.scheduler.run_forever()
     harness.collect()
     assert all(outcome.end.reason in ("error", "abort") for outcome in harness.outcomes.values())
+
+
+def test_a_logits_processor_that_always_fails_ends_no_more_than_its_requests() -> None:
+    harness = make_harness()
+
+    def refuse(batch: Batch) -> None:
+        if any(req.uid < 9 for req in batch.reqs):
+            raise ProcessorError("hook plugin 'x' of acme 1.0: its logits processor failed")
+
+    harness.engine.on_launch = refuse
+    for uid in range(10):
+        harness.submit(prompt_of(uid), max_tokens=3)
+        harness.run()
+    assert all("'x' of acme 1.0" in harness.outcomes[uid].end.detail for uid in range(9))
+    harness.check(9)
 
 
 def test_where_ranks_must_agree_a_failure_is_raised() -> None:

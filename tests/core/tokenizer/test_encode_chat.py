@@ -220,3 +220,9 @@ def test_malformed_messages_are_refused_by_place(messages: Any, message: str) ->
 def test_an_empty_rendering_is_refused() -> None:
     with pytest.raises(RequestError, match="made an empty prompt"):
         render(HELLO, template="{% if false %}x{% endif %}")
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_place() -> None:
+    chat: list[Any] = [*HELLO, {"role": "user", "content": [{"type": "text", "text": "caf\udce9"}]}]
+    with pytest.raises(RequestError, match=r"messages\[1\].content: is not UTF-8 text: .*udce9"):
+        encode_chat(build_tokenizer(), chat)

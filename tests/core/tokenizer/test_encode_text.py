@@ -44,6 +44,11 @@ def test_a_prompt_that_is_no_string_is_refused() -> None:
         encode_text(build_tokenizer(), 3)  # type: ignore[arg-type]  # wrong on purpose
 
 
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(RequestError, match="prompt: is not UTF-8 text: .*udce9"):
+        encode_text(build_tokenizer(), "caf\udce9")
+
+
 def test_a_prompt_longer_than_the_tokenizer_s_limit_is_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

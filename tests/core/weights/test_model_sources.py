@@ -189,7 +189,7 @@ class FakeBackend:
     source: type[ModelSource]
     key: str = "source/minisgl-core:x"
 
-    def build(self, config: SourceConfig) -> ModelSource:
+    def build(self, config: SourceConfig, contract: type) -> ModelSource:
         return self.source(config)  # type: ignore[call-arg]  # every source takes its configuration
 
 

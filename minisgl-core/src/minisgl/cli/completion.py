@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from argparse import Action
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,12 @@ from minisgl.cli.completion_scripts import SCRIPTS
 from minisgl.cli.parser import build_parser
 from minisgl.config.fields import choices_of, is_optional
 from minisgl.config.tree import SettingsTree
-from minisgl.errors import SettingsError
+from minisgl.errors import PluginError, SettingsError
 from minisgl.plugin.commands import CommandContext, Subcommand
 from minisgl.plugin.discovery import KINDS
 from minisgl.plugin.manager import PluginManager
+
+logger = logging.getLogger(__name__)
 
 _FILES = ("FILE", "DIR")
 _FILE_OPTIONS = ("model", "chat_template", "ssl_certfile", "ssl_keyfile", "uds")
@@ -73,16 +76,26 @@ def run(context: CommandContext) -> int:
 
 
 def commands(plugins: PluginManager) -> list[Words]:
-    """Describe every subcommand that is installed; imports nothing heavy."""
+    """Describe every subcommand that is installed; imports nothing heavy.
+
+    One whose flags cannot be had is left out with a warning.
+    """
     tree = plugins.settings_tree()
     backends = {flag: plugins.names(kind) for kind, flag in KINDS.items() if flag[:2] == "--"}
     ordered = sorted(plugins.commands.values(), key=lambda each: each.name)
-    return [_words(command, tree, backends) for command in ordered]
+    found = []
+    for command in ordered:
+        try:
+            parser = build_parser(plugins, command, tree if command.has_settings else None)
+        except PluginError as error:
+            logger.warning("%s; it is left out, see `minisgl plugins doctor`", error)
+            continue
+        flags = tuple(_flags(parser._actions, tree, backends))
+        found.append(_words(command, flags))
+    return found
 
 
-def _words(command: Subcommand, tree: SettingsTree, backends: Mapping[str, list[str]]) -> Words:
-    parser = build_parser(command, tree if command.has_settings else None)
-    flags = tuple(_flags(parser._actions, tree, backends))
+def _words(command: Subcommand, flags: tuple[Flag, ...]) -> Words:
     # A plain word in lower case is one to type; PROMPT stands for something.
     words = [word for word in command.positionals.split() if word.islower()]
     values = ("demo",) if command.has_model_argument else tuple(words)

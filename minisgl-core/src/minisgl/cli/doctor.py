@@ -15,6 +15,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
+from minisgl.cli.command_code import import_code
+from minisgl.cli.parser import build_parser
 from minisgl.config.tree import ENV_PREFIX, RESERVED_VARIABLES, nearest
 from minisgl.errors import PluginError
 from minisgl.plugin.discovery import CORE, KINDS, normalize
@@ -53,6 +55,7 @@ def examine(plugins: PluginManager, machine: Machine) -> list[Finding]:
         *_environment(plugins),
         *_collisions(plugins),
         *_backends(plugins, machine),
+        *_subcommands(plugins),
         *_load_errors(plugins),
         *_toolkits(plugins, machine),
     ]
@@ -152,6 +155,19 @@ def _backends(plugins: PluginManager, machine: Machine) -> Iterator[Finding]:
             yield Finding("problem", subject, text, details_of(error))
         else:
             yield Finding("ok", subject, f"works here, {row.distribution} {row.version}")
+
+
+def _subcommands(plugins: PluginManager) -> Iterator[Finding]:
+    """Import what runs each subcommand, and add its flags."""
+    tree = plugins.settings_tree()
+    for name, command in plugins.commands.items():
+        try:
+            build_parser(plugins, command, tree if command.has_settings else None)
+            import_code(plugins, command, command.run)
+            if command.complete_settings:
+                import_code(plugins, command, command.complete_settings)
+        except PluginError as error:
+            yield Finding("problem", f"subcommand {name!r}", str(error), details_of(error))
 
 
 def _load_errors(plugins: PluginManager) -> Iterator[Finding]:

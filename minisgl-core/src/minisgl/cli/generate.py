@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from minisgl.config.load import Settings
-from minisgl.errors import SettingsError
+from minisgl.errors import RequestError, SettingsError
 from minisgl.plugin.commands import CommandContext
 from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
+from minisgl.tokenizer.encode import check_unicode
 
 if TYPE_CHECKING:
     from minisgl.completion import Choice, Chunk, Completion
@@ -118,8 +119,9 @@ def generate(context: CommandContext, opener: Opener) -> int:
     """Generate; text goes to stdout, streamed as it is made, and timing to stderr.
 
     Raises:
-        SettingsError: No prompt is given, or flags contradict each other.
-        RequestError: A sampling parameter is out of range.
+        SettingsError: No prompt is given, a sampling flag is out of range, or flags contradict
+            each other.
+        RequestError: A prompt cannot be run.
         ModelError: The model cannot be run.
     """
     arguments = context.arguments
@@ -130,6 +132,9 @@ def generate(context: CommandContext, opener: Opener) -> int:
         raise SettingsError("--stream: goes with one prompt, --n 1 and no --json")
     if arguments.system and not arguments.chat:
         raise SettingsError("--system: goes with --chat")
+    check_unicode("--system", arguments.system or "")
+    for stop in arguments.stop or ():
+        check_unicode("--stop", stop)
     with opener(context.filled_settings, context.plugins) as model:
         inputs = [_encode(model, prompt, arguments) for prompt in prompts]
         if can_stream and arguments.stream is not False:
@@ -146,15 +151,19 @@ def sampling_params(arguments: Namespace) -> SamplingParams:
     """Turn flags into parameters; what was not given keeps its default.
 
     Raises:
-        RequestError: A value is out of range.
+        SettingsError: A value is out of range.
     """
     given = {name: getattr(arguments, name) for name in _PLAIN_PARAMS}
-    return SamplingParams(
-        max_tokens=DEFAULT_MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens,
-        stop=tuple(arguments.stop or ()),
-        ignore_eos=arguments.ignore_eos,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    try:
+        return SamplingParams(
+            max_tokens=DEFAULT_MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens,
+            stop=tuple(arguments.stop or ()),
+            ignore_eos=arguments.ignore_eos,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    except RequestError as error:  # it begins with the name of the field, which the flag has too
+        name, _, rest = str(error).replace(" max_tokens ", " --max-tokens ").partition(" ")
+        raise SettingsError(f"--{name.replace('_', '-')} {rest}") from error
 
 
 def read_prompts(context: CommandContext) -> list[str]:
@@ -162,25 +171,39 @@ def read_prompts(context: CommandContext) -> list[str]:
 
     Raises:
         SettingsError: There is none, or the file cannot be read.
+        RequestError: One is not UTF-8.
     """
     path = context.arguments.prompt_file
     if path is not None and context.positionals:
         raise SettingsError(f"--prompt-file {path}: there is a prompt on the command line already")
     if context.positionals:
+        for prompt in context.positionals:
+            check_unicode("PROMPT", prompt)
         return list(context.positionals)
     if path is not None and path != "-":
         try:
             return [Path(path).read_text(encoding="utf-8")]
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"--prompt-file {path}: cannot be read: {error}") from error
-    if path == "-" or not sys.stdin.isatty():
-        text = sys.stdin.read()
+    if path == "-" or not (sys.stdin is None or sys.stdin.isatty()):
+        text = _read_stdin()
         if text:
             return [text]
     settings = context.filled_settings
     is_guess = settings.origins.get("model") == "MODEL"
     taken = f"; {settings.model.model!r} was taken as MODEL" if is_guess else ""
     raise SettingsError(f"PROMPT: is missing; give it as argument, --prompt-file or stdin{taken}")
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise SettingsError("stdin: is closed")
+    try:
+        text = sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"stdin: cannot be read: {error}") from error
+    check_unicode("stdin", text)
+    return text
 
 
 def _encode(model: TextModel, prompt: str, arguments: Namespace) -> Prompt:

@@ -6,12 +6,15 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from unicodedata import category
 
 from minisgl.cli.plugin_kinds import PLUGIN_KINDS
 from minisgl.cli.plugin_names import PluginNames, find_kind, make_names, refuse_taken
 from minisgl.cli.plugin_template import LICENSES, render_files
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
+
+_UNWRITABLE = frozenset(("Cc", "Cs"))  # the latter: bytes that are no UTF-8
 
 
 def run(context: CommandContext) -> int:
@@ -29,6 +32,9 @@ def run(context: CommandContext) -> int:
     if arguments.license not in LICENSES:
         allowed = ", ".join(LICENSES)
         raise SettingsError(f"--license {arguments.license}: must be one of {allowed}")
+    for flag, text in (("--author", arguments.author or ""), ("--dir", arguments.dir)):
+        if _UNWRITABLE & {category(letter) for letter in text}:
+            raise SettingsError(f"{flag} {text!r}: must be UTF-8 without control characters")
     names = make_names(find_kind(kind), name, arguments.distribution)
     refuse_taken(names, context.plugins)
     author = arguments.author or f"The {names.distribution} authors"
@@ -44,11 +50,11 @@ def write_files(folder: Path, rendered: dict[str, str]) -> Path:
     Raises:
         SettingsError: It exists, or cannot be written.
     """
-    if folder.exists() or folder.is_symlink():
-        raise SettingsError(
-            f"--dir {folder.parent}: holds {folder.name} already; nothing is written"
-        )
     try:
+        if folder.exists() or folder.is_symlink():
+            raise SettingsError(
+                f"--dir {folder.parent}: holds {folder.name} already; nothing is written"
+            )
         for path, text in rendered.items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)

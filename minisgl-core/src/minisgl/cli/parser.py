@@ -6,12 +6,14 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from minisgl.config.arguments import add_settings, given_settings
-from minisgl.config.load import Given, load_settings, read_file
+from minisgl.cli.command_code import fill_parser, import_code, run_code
+from minisgl.config.arguments import given_settings
+from minisgl.config.file import read_file
+from minisgl.config.load import Given, load_settings
 from minisgl.config.tree import SettingsTree, nearest
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext, Subcommand
@@ -82,8 +84,12 @@ def help_text(commands: Iterable[Subcommand]) -> str:
     return parser.format_help()
 
 
-def build_parser(command: Subcommand, tree: SettingsTree | None) -> Parser:
-    """Make the parser of one subcommand; ``tree`` is the settings tree where it takes settings."""
+def build_parser(plugins: PluginManager, command: Subcommand, tree: SettingsTree | None) -> Parser:
+    """Make the parser of one subcommand; ``tree`` is the settings tree where it takes settings.
+
+    Raises:
+        PluginError: The subcommand's own flags cannot be added.
+    """
     model = "[MODEL] " if command.has_model_argument else ""
     words = f"{model}[{command.positionals} ...]" if command.positionals else model
     prog = f"minisgl {command.name}"
@@ -95,10 +101,7 @@ def build_parser(command: Subcommand, tree: SettingsTree | None) -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument(_WORDS, nargs="*", help=argparse.SUPPRESS)
-    if command.add_arguments is not None:
-        command.add_arguments(parser)
-    if tree is not None:
-        add_settings(parser, tree, command.name)
+    fill_parser(plugins, command, parser, tree)
     return parser
 
 
@@ -107,10 +110,12 @@ def parse(plugins: PluginManager, command: Subcommand, arguments: Sequence[str])
 
     Raises:
         SettingsError: A flag is unknown, or a value is not allowed.
+        PluginError: Code of the subcommand fails.
     """
     tree = plugins.settings_tree() if command.has_settings else None
-    parser = build_parser(command, tree)
-    namespace, unknown = parser.parse_known_intermixed_args(list(arguments))
+    parser = build_parser(plugins, command, tree)
+    read = partial(parser.parse_known_intermixed_args, list(arguments))
+    namespace, unknown = run_code(plugins, command, read)
     words = list(getattr(namespace, _WORDS))
     if unknown:
         raise SettingsError(_unknown(parser, command, tree, unknown[0]))
@@ -120,8 +125,8 @@ def parse(plugins: PluginManager, command: Subcommand, arguments: Sequence[str])
         if command.has_model_argument and words and not _has_model(given, namespace.config):
             given = {**given, "model": Given(words.pop(0), "MODEL")}
         if command.complete_settings:
-            module, _, function = command.complete_settings.partition(":")
-            given = getattr(import_module(module), function)(words, given, tree)
+            complete = import_code(plugins, command, command.complete_settings)
+            given = run_code(plugins, command, partial(complete, words, given, tree))
         settings = load_settings(tree, given, env=os.environ, config=namespace.config)
         context = replace(context, settings=settings)
     if words and not command.positionals:

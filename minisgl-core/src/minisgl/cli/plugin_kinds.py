@@ -25,6 +25,7 @@ class PluginKind:
         constant: Name of the spec in ``plugin.py``; empty for a hook plugin.
         example: A name for help and messages.
         has_suite: Whether `minisgl.testing` has a suite for it.
+        reserved: Names that mean something else already, whatever is installed.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class PluginKind:
     constant: str = ""
     example: str = "my-backend"
     has_suite: bool = True
+    reserved: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:
@@ -170,6 +172,8 @@ _KINDS = (
         test_requirements=("httpx>=0.27", "pytest>=8.3"),
         example="backends",
         has_suite=False,
+        # A page of one of these names would lie behind the server's own.
+        reserved=("abort", "detokenize", "generate", "health", "metrics", "tokenize", "version"),
     ),
 )
 

@@ -21,6 +21,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
 _DISTRIBUTION = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _RESERVED = ("auto", "none")
+_LONGEST_NAME = 100
+_LONGEST_DISTRIBUTION = 200  # with an ending it is the name of a file, which has 255 bytes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ def make_names(kind: PluginKind, name: str, distribution: str | None) -> PluginN
             f"--distribution {derived}: must have letters, digits, '-', '_' and '.', start with a "
             "letter and end with a letter or digit"
         )
+    if len(derived) > _LONGEST_DISTRIBUTION:
+        limit = f"must have at most {_LONGEST_DISTRIBUTION} characters"
+        raise SettingsError(f"--distribution {derived}: {limit}, has {len(derived)}")
     normal = normalize(derived)
     return PluginNames(kind, name, normal, normal.replace("-", "_"), _class_name(kind, name))
 
@@ -104,6 +109,10 @@ def refuse_taken(names: PluginNames, plugins: PluginManager) -> None:
 
 
 def _check_name(kind: PluginKind, name: str) -> None:
+    if len(name) > _LONGEST_NAME:
+        raise SettingsError(
+            f"NAME {name}: must have at most {_LONGEST_NAME} characters, has {len(name)}"
+        )
     if kind.is_class_name:
         if not _CLASS.fullmatch(name):
             raise SettingsError(
@@ -117,7 +126,7 @@ def _check_name(kind: PluginKind, name: str) -> None:
             f"dashes, such as {kind.example}"
         )
     settings = {field for section in CORE_SECTIONS for field in section.model_fields}
-    if name in _RESERVED or name.replace("-", "_") in settings:
+    if name in (*_RESERVED, *kind.reserved) or name.replace("-", "_") in settings:
         raise SettingsError(f"NAME {name}: has a meaning of its own; choose another one")
 
 

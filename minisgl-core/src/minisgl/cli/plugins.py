@@ -36,7 +36,13 @@ def run(context: CommandContext) -> int:
         raise SettingsError(
             f"minisgl plugins {' '.join(context.positionals)}: may be doctor or new"
         )
-    machine = read_machine(_checked("--device", arguments.device, r"auto|cpu|cuda(:\d{1,3})?"))
+    wanted = _checked("--device", arguments.device, r"auto|cpu|cuda(:\d{1,3})?")
+    machine = read_machine(wanted)
+    if wanted.startswith("cuda") and not machine.gpu:
+        raise SettingsError(
+            f"--device {wanted}: no such NVIDIA GPU is found; CUDA_VISIBLE_DEVICES may hide it, or "
+            "name it by UUID; auto and cpu are always there"
+        )
     if context.positionals:
         return write_report(examine(context.plugins, machine), arguments.json)
     probe = probe_context(context.plugins, machine, arguments)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from minisgl.config.load import Given, Settings
 from minisgl.config.sections import RecordSettings
 from minisgl.config.tree import SettingsTree
-from minisgl.errors import SettingsError
+from minisgl.errors import MinisglError, SettingsError
 from minisgl.plugin.commands import CommandContext
 from minisgl.plugin.manager import PluginManager
 from minisgl.plugin.spec import ProbeContext
@@ -57,7 +57,7 @@ def recorded_settings(
         else:
             logger.warning("%s: the setting %s is unknown here and left out", path, name)
     for name, limit in _LIMITS.items():
-        merged[name] = Given(header.limits[limit], f"{path}: {limit}")
+        merged[name] = Given(getattr(header.limits, limit), f"{path}: {limit}")
     for name in (*_OF_ONE_RANK, *RecordSettings.model_fields):
         if name in given:
             rule = "has one rank" if name in _OF_ONE_RANK else "is not recorded"
@@ -80,12 +80,17 @@ def run(context: CommandContext) -> int:
     """Replay; 0 when nothing differs, 1 when something does.
 
     Raises:
-        SettingsError: No trace is named, it cannot be read, or it cannot be run with these
+        SettingsError: No trace is named, it cannot be read, or it cannot be run here with these
             settings.
-        MinisglError: The engine cannot be built.
     """
-    trace = _read(_path_of(context.positionals))
-    report = _replay(context, trace)
+    path = _path_of(context.positionals)
+    trace = _read(path)
+    try:
+        report = _replay(context, trace)
+    except SettingsError:
+        raise
+    except MinisglError as error:  # another exit status than that of a difference
+        raise SettingsError(f"{path}: cannot be replayed: {error}") from error
     if context.arguments.json:
         sys.stdout.write(json.dumps(report.as_json(), indent=2) + "\n")
     else:
@@ -157,17 +162,17 @@ def _path_of(words: Sequence[str]) -> Path:
 
 
 def _read(path: Path) -> Trace:
-    from minisgl.scheduler.trace import read_trace  # noqa: PLC0415
+    from minisgl.scheduler.trace_reading import read_trace  # noqa: PLC0415
 
     return read_trace(path)
 
 
 def _scaled_pages(header: Header, page_size: Given, path: Path) -> Given:
     """Return how many pages of another size hold as many tokens."""
-    num_tokens = header.limits["num_pages"] * header.limits["page_size"]
+    num_tokens = header.limits.num_pages * header.limits.page_size
     text = str(page_size.value)
     # What is no number at all is refused where all settings are checked.
-    size = int(text) if text.isdecimal() and int(text) > 0 else header.limits["page_size"]
+    size = int(text) if text.isdecimal() and int(text) > 0 else header.limits.page_size
     return Given(max(1, num_tokens // size), f"{path}: num_pages")
 
 
@@ -178,14 +183,14 @@ def _idle_engine(header: Header, settings: Settings) -> StepEngine:
     engine = settings.engine
     assert engine.num_pages is not None, "the trace has it"
     assert engine.page_size is not None, "the trace has it"
-    max_seq_len = settings.model.max_seq_len_override or header.limits["max_seq_len"]
+    max_seq_len = settings.model.max_seq_len_override or header.limits.max_seq_len
     limits = EngineLimits(
         num_pages=engine.num_pages,
         page_size=engine.page_size,
         max_running_reqs=engine.max_running_requests,
         max_seq_len=min(max_seq_len, engine.num_pages * engine.page_size),
-        vocab_size=header.limits["vocab_size"],
-        eos_token_ids=frozenset(header.limits["eos_token_ids"]),
+        vocab_size=header.limits.vocab_size,
+        eos_token_ids=frozenset(header.limits.eos_token_ids),
     )
     return IdleEngine(limits)
 
@@ -206,6 +211,6 @@ def _engine_request(header: Header, settings: Settings, plugins: PluginManager) 
         settings,
         plugins,
         files,
-        eos_token_ids=frozenset(header.limits["eos_token_ids"]),
+        eos_token_ids=frozenset(header.limits.eos_token_ids),
         show_progress=sys.stderr.isatty(),
     )

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 _DECIMAL: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -32,6 +38,14 @@ class SettingsSection(BaseModel):
         protected_namespaces=(),
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_other_encodings(cls, value: object) -> object:
+        """Refuse bytes of another encoding here, before an answer or a log cannot be written."""
+        if not _is_utf8(value):
+            raise ValueError("must be UTF-8 text")
+        return value
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -42,12 +56,14 @@ class Setting:
         keywords: Further names as a Python keyword.
         allowed: What the field allows, where the type and its bounds do not say it.
         metavar: What help shows in place of the value.
+        is_secret: Whether errors leave the value out.
     """
 
     flags: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
     allowed: str = ""
     metavar: str = ""
+    is_secret: bool = False
 
 
 def parse_bytes(value: object) -> object:
@@ -70,6 +86,9 @@ def format_bytes(value: int) -> str:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Setting(metavar="BYTES")]
 """A size in bytes; text may carry a unit."""
 
+ListedText = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+"""An entry of a list of texts: an empty one is an unset variable rather than a wish."""
+
 
 def setting_of(info: FieldInfo) -> Setting:
     """Return what a field says about itself, all its `Setting` marks merged."""
@@ -79,6 +98,7 @@ def setting_of(info: FieldInfo) -> Setting:
         keywords=tuple(keyword for mark in marks for keyword in mark.keywords),
         allowed=next((mark.allowed for mark in marks if mark.allowed), ""),
         metavar=next((mark.metavar for mark in marks if mark.metavar), ""),
+        is_secret=any(mark.is_secret for mark in marks),
     )
 
 
@@ -123,7 +143,8 @@ def from_text(text: str, info: FieldInfo) -> object:
     """Turn a flag's or variable's text into what the validator expects of the field.
 
     Lists are comma-separated or JSON, mappings are JSON, ``auto`` or ``none`` is ``None`` where the
-    field is optional; everything else stays text and is parsed by the validator.
+    field is optional; everything else stays text and is parsed by the validator. Empty entries of a
+    list are kept, for the validator to refuse.
     """
     if is_optional(info) and text.lower() in ("auto", "none"):
         return None
@@ -131,10 +152,10 @@ def from_text(text: str, info: FieldInfo) -> object:
     if is_json and (is_list(info) or base_type(info) is dict):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
     if is_list(info):
-        return [part.strip() for part in text.split(",") if part.strip()]
+        return [part.strip() for part in text.split(",")]
     return text
 
 
@@ -153,7 +174,43 @@ def _allowed_by_type(info: FieldInfo) -> str:
         return "true or false"
     if kind in (int, float):
         return " ".join(["an integer" if kind is int else "a number", *_bounds(info)])
-    return {dict: "a mapping", str: "text"}.get(kind, "a list" if is_list(info) else "a value")
+    if kind is str:
+        return _text_of(info)
+    if is_list(info):
+        return _list_of(info)
+    return "a mapping" if kind is dict else "a value"
+
+
+def _text_of(info: FieldInfo) -> str:
+    low = next((m.min_length for m in info.metadata if isinstance(m, MinLen)), 0)
+    high = next((m.max_length for m in info.metadata if isinstance(m, MaxLen)), None)
+    if high is None:
+        return "text that is not empty" if low else "text"
+    return f"text of {low} to {high} characters" if low else f"text of at most {high} characters"
+
+
+def _list_of(info: FieldInfo) -> str:
+    """Name the entries of a list, where all are of one simple type."""
+    kinds = [get_args(kind) for kind in _alternatives(info) if kind is not NoneType]
+    item = kinds[0][0] if len(kinds) == 1 and kinds[0] else None
+    if item == ListedText:
+        return "a list of texts that are not empty"
+    names = {str: "texts", int: "integers", float: "numbers"}
+    return f"a list of {names[item]}" if item in names else "a list"
+
+
+def _is_utf8(value: object) -> bool:
+    """Return whether all texts of a value can be written as UTF-8."""
+    match value:
+        case str():
+            # What the system hands over as bytes of another encoding is lone surrogates here.
+            return not any("\ud800" <= character <= "\udfff" for character in value)
+        case Mapping():
+            return all(_is_utf8(item) for pair in value.items() for item in pair)
+        case list() | tuple() | set() | frozenset():
+            return all(map(_is_utf8, value))
+        case _:
+            return True
 
 
 def _bounds(info: FieldInfo) -> list[str]:

@@ -5,17 +5,16 @@ Every value remembers where it came from, so that an error names what the user t
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from minisgl.config.fields import base_type, from_text, is_list
+from minisgl.config.fields import base_type, from_text, is_list, setting_of
+from minisgl.config.file import read_file
 from minisgl.config.sections import (
     BackendSettings,
     EngineSettings,
@@ -149,7 +148,7 @@ def load_keywords(
     for path, value, origin in _flatten(tree, rest):
         option = tree.by_keyword.get(path)
         if option is None:
-            problems.append(f"{origin}: unknown setting{nearest(path, tree.by_keyword)}")
+            problems.append(_unknown(tree, origin, value, "setting", tree.by_keyword))
         elif option.path in given:
             problems.append(f"{origin}: is the same setting as {given[option.path].origin}")
         else:
@@ -177,31 +176,22 @@ def _from_file(tree: SettingsTree, path: Path, problems: list[str]) -> Iterator[
         if option := tree.by_path.get(key):
             yield option.path, Given(value, f"{path}: {key}")
         else:
-            problems.append(f"{path}: {key}: unknown key{nearest(key, tree.by_path)}")
+            problems.append(f"{path}: {_unknown(tree, key, value, 'key', tree.by_path)}")
 
 
-def read_file(path: Path) -> dict[str, Any]:  # Any: parsed YAML or TOML
-    """Read a settings file.
-
-    Raises:
-        SettingsError: It cannot be read or parsed, or does not hold a mapping.
-    """
-    if path.suffix not in (".yaml", ".yml", ".toml"):
-        raise SettingsError(f"--config {path}: must be a .yaml, .yml or .toml file")
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"--config {path}: cannot be read: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise SettingsError(f"--config {path}: must hold a mapping of setting names to values")
-    return content
+def _unknown(tree: SettingsTree, name: str, value: object, what: str, known: Iterable[str]) -> str:
+    """Say that a name is none of a setting; a section's own name is known, but takes no value."""
+    bare = name.replace("-", "_")
+    if any(bare == section.key.replace("-", "_") for section in tree.sections):
+        return f"{name} {value}: must be a mapping of the settings of {name}"
+    return f"{name}: unknown {what}{nearest(bare, known)}"
 
 
 def _flatten(tree: SettingsTree, content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield (path, value, key as written); a mapping under a section's key is its fields."""
+    """Yield (path, value, key as written); a mapping under a section's key is its fields.
+
+    A section's key with nothing below it, as when all is commented out, gives nothing.
+    """
     keys = {section.key.replace("-", "_"): section.key for section in tree.sections if section.key}
     for key, value in content.items():
         name = key.replace("-", "_")
@@ -209,7 +199,7 @@ def _flatten(tree: SettingsTree, content: Mapping[str, Any]) -> Iterator[tuple[s
             for inner, item in value.items():
                 path = f"{keys[name]}.{str(inner).replace('-', '_')}"
                 yield path, item, f"{key}.{inner}"
-        else:
+        elif name not in keys or value is not None:
             yield name, value, key
 
 
@@ -256,7 +246,15 @@ def _describe(
     given = merged[option.path]
     is_custom = detail["type"] in ("value_error", "assertion_error")
     wanted = _reason(detail) if is_custom else f"must be {option.allowed}"
-    return f"{given.origin} {given.value!s}: {wanted}"
+    return f"{_shown(option, given)}: {wanted}"
+
+
+def _shown(option: Option, given: Given) -> str:
+    """Return a value after where it came from, so that an empty one can be seen as well."""
+    if setting_of(option.info).is_secret:
+        return given.origin
+    text = "null" if given.value is None else str(given.value)
+    return f"{given.origin} {text if text.strip() else repr(text)}"
 
 
 def _reason(detail: ErrorDetails) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -16,6 +17,11 @@ BackendChoice = Annotated[
 """``auto``, a name, or several by commas, as the kind takes them."""
 
 
+def _path_text(value: object) -> object:
+    """Accept a ``Path`` too; what is no text else stays as it is, to be refused."""
+    return str(value) if isinstance(value, PurePath) else value
+
+
 def _dtype_name(value: object) -> object:
     """Accept a ``torch.dtype`` without importing torch: its text is ``torch.<name>``."""
     return str(value).removeprefix("torch.")
@@ -26,8 +32,13 @@ class ModelSettings(SettingsSection):
 
     model: Annotated[
         str,
-        BeforeValidator(str),  # a Path will do
-        Setting(flags=("--model-path",), keywords=("model_path",), metavar="MODEL"),
+        BeforeValidator(_path_text),
+        Setting(
+            flags=("--model-path",),
+            keywords=("model_path",),
+            allowed="a folder, .gguf file, hub id or demo",
+            metavar="MODEL",
+        ),
     ] = Field(
         min_length=1,
         max_length=4096,

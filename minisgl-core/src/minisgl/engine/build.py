@@ -30,7 +30,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.contract import Model, ModelBuild
 from minisgl.models.read import read_model_config
 from minisgl.moe.contract import MoEBackend, MoEConfig
-from minisgl.ops.contract import KernelConfig, KernelTable
+from minisgl.ops.contract import KernelConfig, KernelSet, KernelTable
 from minisgl.ops.table import build_kernel_table
 from minisgl.plugin.hooks import logits_processors, notify_engine_ready
 from minisgl.plugin.manager import PluginManager
@@ -183,13 +183,13 @@ class _Builder:
             settings=self._settings.plugin(backend.key),
             on_lost=self._request.on_lost,
         )
-        comm: Communicator = backend.build(config)
+        comm: Communicator = backend.build(config, Communicator)
         return comm
 
     def _build_kernels(self) -> KernelTable:
         config = KernelConfig(self._device, self._dtype)
         sets = [
-            (b.name, b.build(replace(config, settings=self._settings.plugin(b.key))))
+            (b.name, b.build(replace(config, settings=self._settings.plugin(b.key)), KernelSet))
             for b in self._backends.kernels.chosen
         ]
         return build_kernel_table(sets)
@@ -201,7 +201,7 @@ class _Builder:
             self._config, self._dtype, self._device, kernels, comm, self._max_seq_len
         )
         with torch.inference_mode():
-            model: Model = self._backends.model.one.build(build)
+            model: Model = self._backends.model.one.build(build, Model)
             targets = list(model.load_targets())
             if self._settings.model.dummy_weight:
                 init_dummy_weights(targets, on_tensor=on_tensor)
@@ -281,7 +281,8 @@ class _Builder:
 
     def _build_one(self, backend: SelectedBackend, config: AttentionConfig) -> AttentionBackend:
         settings = self._settings.plugin(backend.key)
-        built: AttentionBackend = backend.build(replace(config, settings=settings))
+        config = replace(config, settings=settings)
+        built: AttentionBackend = backend.build(config, AttentionBackend)
         return built
 
     def _build_moe(self, backend: SelectedBackend) -> MoEBackend:
@@ -298,7 +299,7 @@ class _Builder:
             max_num_tokens=self._settings.scheduler.max_prefill_length,
             settings=self._settings.plugin(backend.key),
         )
-        built: MoEBackend = backend.build(config)
+        built: MoEBackend = backend.build(config, MoEBackend)
         return built
 
     def _graph_sizes(self) -> tuple[int, ...]:

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from inspect import isclass, isfunction
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
 from minisgl.errors import PluginError
 from minisgl.plugin import hookspecs
-from minisgl.plugin.discovery import Offer
+from minisgl.plugin.discovery import CORE, Offer
 from minisgl.plugin.isolation import Failure, contain
 from minisgl.plugin.specs import load_object
 
 logger = logging.getLogger(__name__)
+
+_Taken = TypeVar("_Taken")
+
+SEE_DOCTOR = ", see `minisgl plugins doctor`"
+"""Advice where it helps: the doctor loads every hook plugin and asks for subcommands, no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,45 +56,61 @@ class HookPlugins:
                 plugin = load_object(offer)
                 contain(partial(self._register, offer, plugin))
             except PluginError as error:
-                self.drop(offer, error)
+                self.drop(offer, error, SEE_DOCTOR)
 
-    def drop(self, offer: Offer, error: PluginError) -> None:
-        """Forget a plugin that has failed, and warn."""
+    def drop(self, offer: Offer, error: PluginError, advice: str = "") -> None:
+        """Forget a plugin that has failed, and warn; ``advice`` ends the warning."""
         if self._manager.has_plugin(offer.key):
             self._manager.unregister(name=offer.key)
         self._offers.pop(offer.key, None)
         failure = offer.failure(error)
         self._failures.append(failure)
-        logger.warning("%s; it is left out, see `minisgl plugins doctor`", failure)
+        logger.warning("%s; it is left out%s", failure, advice)
         logger.debug("why %s is left out", offer.name, exc_info=error)
 
     def implementations(self, hook: str) -> list[Implementation]:
         """Return who implements a hook, in the order in which they are to be called."""
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
-        return [
+        found = [
             Implementation(self._offers[impl.plugin_name], _adapted(impl))
             # pluggy keeps what runs first last.
             for impl in reversed(caller.get_hookimpls())
         ]
+        # The core's come first, so that nothing that is installed can take a name from it.
+        return sorted(found, key=lambda each: each.offer.distribution != CORE)
 
-    def collect(self, hook: str, **arguments: object) -> list[tuple[Offer, Any]]:
-        """Call a hook of every plugin; one that raises is dropped.
+    def collect(
+        self,
+        hook: str,
+        take: Callable[[Offer, Any], _Taken],
+        advice: str = "",
+        **arguments: object,
+    ) -> list[_Taken]:  # Any: as in Implementation
+        """Call a hook of every plugin, and hand over what each returns.
+
+        Args:
+            hook: Its name.
+            take: Is given the plugin and its result, compares that with what the hook is to return,
+                and keeps all of it or, when it raises, none. It is not called for ``None``.
+            advice: As for `drop`.
+            arguments: Of the hook.
 
         Returns:
-            Each plugin and its result, ``None`` left out.
+            What ``take`` returned. A plugin whose hook raises, or whose result does, is dropped.
         """
-        results = []
+        taken = []
         for each in self.implementations(hook):
+            trouble = f"{hook} failed"
             try:
                 result = contain(partial(each.call, **arguments))
+                trouble = hook
+                if result is not None:
+                    taken.append(contain(partial(take, each.offer, result)))
             except PluginError as error:
-                reason = PluginError(f"{hook} failed: {error}")
+                reason = PluginError(f"{trouble}: {error}")
                 reason.__cause__ = error.__cause__
-                self.drop(each.offer, reason)
-                continue
-            if result is not None:
-                results.append((each.offer, result))
-        return results
+                self.drop(each.offer, reason, advice)
+        return taken
 
     @property
     def loaded(self) -> tuple[Offer, ...]:
@@ -107,6 +128,11 @@ class HookPlugins:
             raise PluginError(f"{offer.entry_point.value!r} is a class; name a module or an object")
         if unmarked := _unmarked(plugin):
             raise PluginError(f"{unmarked} is not marked with @hookimpl")
+        if (other := self._manager.get_name(plugin)) is not None:
+            raise PluginError(
+                f"{offer.entry_point.value!r} is registered already, as "
+                f"{self._offers[other].name!r}; one entry point is enough for all of its hooks"
+            )
         self._manager.register(plugin, name=offer.key)
         callers = self._manager.get_hookcallers(plugin) or []
         known = [name for name in dir(hookspecs) if name.startswith("minisgl_")]

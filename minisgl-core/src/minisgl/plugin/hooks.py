@@ -7,14 +7,22 @@ loop skips even making the record.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from minisgl.errors import PluginError
-from minisgl.plugin.hook_plugins import HookPlugins, Implementation
+from minisgl.errors import PluginError, ProcessorError
+from minisgl.plugin.commands import Subcommand
+from minisgl.plugin.discovery import Offer
+from minisgl.plugin.hook_plugins import SEE_DOCTOR, HookPlugins, Implementation
 from minisgl.plugin.isolation import contain
 from minisgl.plugin.records import EngineInfo, LogitsProcessor, RequestRecord, StepRecord
+from minisgl.plugin.returned import check_items, check_subcommand
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from minisgl.core import Req
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +50,81 @@ class Notifier(Generic[_Record]):
                 logger.debug("what the observer raised", exc_info=error)
 
 
-def server_routes(hooks: HookPlugins) -> list[object]:
-    """Return all HTTP routes of hook plugins."""
-    results = hooks.collect("minisgl_server_routes")
-    return [route for _, routes in results for route in routes]
+class NamedProcessor:
+    """A logits processor that says whose it is when it raises."""
+
+    def __init__(self, offer: Offer, processor: LogitsProcessor) -> None:
+        """Run ``processor``, which ``offer`` brought."""
+        self._offer = offer
+        self._processor = processor
+
+    def __call__(self, logits: Tensor, reqs: Sequence[Req]) -> None:
+        """Change rows in place; see `LogitsProcessor`.
+
+        Raises:
+            ProcessorError: It raised; the message names the plugin, the cause is attached.
+        """
+        try:
+            contain(partial(self._processor, logits, reqs))
+        except PluginError as error:
+            reason = PluginError(f"its logits processor failed: {error}")
+            raise ProcessorError(str(self._offer.failure(reason))) from error.__cause__
+
+
+def subcommands(hooks: HookPlugins, add: Callable[[Offer, tuple[Subcommand, ...]], None]) -> None:
+    """Hand each plugin's subcommands to ``add``; a plugin whose commands it refuses is left out."""
+
+    def take(offer: Offer, result: object) -> None:
+        commands = check_items(result, "Subcommand", lambda item: isinstance(item, Subcommand))
+        for command in commands:
+            check_subcommand(command)
+        add(offer, commands)
+
+    hooks.collect("minisgl_subcommands", take, SEE_DOCTOR)
+
+
+def server_routes(
+    hooks: HookPlugins,
+    route: type = object,
+    add: Callable[[tuple[Any, ...]], None] | None = None,  # Any: instances of route
+) -> list[object]:
+    """Return the HTTP routes of hook plugins.
+
+    Args:
+        hooks: The hook plugins.
+        route: What the server's router takes; a plugin that offers anything else is left out.
+        add: Keeps all routes of one plugin, or raises a `PluginError` and keeps none; then the
+            plugin is left out.
+    """
+
+    def take(offer: Offer, result: object) -> tuple[object, ...]:
+        del offer
+        routes = check_items(result, "route", lambda item: isinstance(item, route))
+        if add is not None:
+            add(routes)
+        return routes
+
+    return [each for routes in hooks.collect("minisgl_server_routes", take) for each in routes]
 
 
 def logits_processors(hooks: HookPlugins, engine: EngineInfo) -> tuple[LogitsProcessor, ...]:
     """Return all logits processors, in the order in which they run; usually none."""
-    results = hooks.collect("minisgl_logits_processors", engine=engine)
-    return tuple(processor for _, processors in results for processor in processors)
+
+    def take(offer: Offer, result: object) -> list[LogitsProcessor]:
+        found = check_items(result, "function", callable)
+        return [NamedProcessor(offer, processor) for processor in found]
+
+    results = hooks.collect("minisgl_logits_processors", take, engine=engine)
+    return tuple(processor for processors in results for processor in processors)
 
 
 def notify_engine_ready(hooks: HookPlugins, engine: EngineInfo) -> None:
     """Tell observers that an engine has started."""
-    hooks.collect("minisgl_engine_ready", engine=engine)
+
+    def take(offer: Offer, result: object) -> None:
+        del offer, result  # an observer has nothing to say
+
+    hooks.collect("minisgl_engine_ready", take, engine=engine)
 
 
 def step_observer(hooks: HookPlugins) -> Callable[[StepRecord], None] | None:

@@ -11,8 +11,10 @@ marks its functions with `hookimpl`::
         histogram.observe(step.duration_s)
 
 A function may take fewer arguments than the hook has. Every hook plugin loads alone: one that
-fails is a warning and is listed by ``minisgl plugins doctor``. Hooks run at start or once per step,
-never per layer or token; one that nobody implements costs nothing. Wrappers are not supported.
+fails is a warning and is listed by ``minisgl plugins doctor``. One whose hook raises, or returns
+anything but a list of what the hook says, or ``None`` for nothing, is left out with a warning.
+Hooks run at start or once per step, never per layer or token; one that nobody implements costs
+nothing. Wrappers are not supported.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def minisgl_subcommands() -> Sequence[Subcommand]:  # type: ignore[empty-body]  # a specification
     """Offer subcommands of ``minisgl``.
 
-    Called once per process, at start. A name that is taken is an error of the later plugin.
+    Called once per process, at start. A name that is taken is an error of the later plugin, and
+    the core comes first. A function of a subcommand that raises ends that subcommand alone, with an
+    error that names the plugin.
     """
 
 
@@ -42,7 +46,8 @@ def minisgl_subcommands() -> Sequence[Subcommand]:  # type: ignore[empty-body]  
 def minisgl_server_routes() -> Sequence[object]:  # type: ignore[empty-body]  # a specification
     """Offer HTTP routes: objects that Starlette's router takes, such as ``Route`` or ``Mount``.
 
-    Called once, in the process of the API server, before it listens.
+    Called once, in the process of the API server, before it listens. A route that no request could
+    reach, because the server's or another plugin's takes them all, is an error of its plugin.
     """
 
 
@@ -54,8 +59,8 @@ def minisgl_logits_processors(  # type: ignore[empty-body]  # a specification
 
     Called once per engine process, just before the engine is made. A processor that raises fails
     the step: unlike an observer it is part of what the user asked for. The step's requests are then
-    computed one by one, and those with which it raises again end with an error; with several
-    tensor-parallel ranks, which must not part ways, the engine ends.
+    computed one by one, and those with which it raises again end with an error that names the
+    plugin; with several tensor-parallel ranks, which must not part ways, the engine ends with it.
     """
 
 

@@ -11,6 +11,7 @@ from minisgl.errors import PluginError
 from minisgl.plugin.capabilities import missing_capability
 from minisgl.plugin.discovery import CORE, KINDS, Catalog, Offer, normalize
 from minisgl.plugin.isolation import contain
+from minisgl.plugin.returned import check_fields
 from minisgl.plugin.selection import Refusal, SelectedBackend
 from minisgl.plugin.spec import Availability, BackendSpec, Phase, ProbeContext
 from minisgl.plugin.specs import SpecStore
@@ -85,6 +86,16 @@ class Lookup:
         if not availability.ok:
             raise request.error(f"{where} does not work here: {availability.reason}")
         return _selected(offer, spec, availability, is_named=True)
+
+    def check_names(self, request: Request) -> None:
+        """Refuse names that mean nothing, or too much; ``auto`` may be among them.
+
+        Raises:
+            PluginError: As for `named`; whether a backend works here is not looked at.
+        """
+        for part in request.elements():
+            if part != "auto":
+                self._find(request, part)
 
     def _find(self, request: Request, part: str) -> Offer:
         """Find the one offer that a name means.
@@ -175,6 +186,10 @@ def availability_of(
         return Availability(ok=False, reason=f"its probe failed: {error}")
     if not isinstance(answer, Availability):
         return Availability(ok=False, reason=f"its probe returned {answer!r:.80}")
+    try:
+        check_fields(answer, {"ok": bool, "reason": str, "priority": int})
+    except PluginError as error:
+        return Availability(ok=False, reason=f"its probe returned an answer whose {error}")
     if answer.ok and offer.kind == "attention":
         reason = missing_capability(answer.capabilities or spec.capabilities, phases, context)
         if reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -13,6 +14,7 @@ from minisgl.errors import PluginError
 from minisgl.plugin.commands import Subcommand
 from minisgl.plugin.discovery import Catalog, Offer, discover
 from minisgl.plugin.hook_plugins import HookPlugins
+from minisgl.plugin.hooks import subcommands
 from minisgl.plugin.isolation import Failure
 from minisgl.plugin.lookup import Lookup, Request
 from minisgl.plugin.resolve import Resolver
@@ -37,6 +39,7 @@ class PluginManager:
         specs: Specs loaded so far.
         hooks: The hook plugins; pass it to the functions of `minisgl.plugin.hooks`.
         commands: Subcommands by name.
+        owners: The hook plugin of each subcommand.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -46,10 +49,11 @@ class PluginManager:
         self.hooks = HookPlugins()
         self.hooks.load(catalog.hooks)
         self.commands: dict[str, Subcommand] = {}
+        self.owners: dict[str, Offer] = {}
         self._command_sections: list[Section] = []
-        for offer, commands in self.hooks.collect("minisgl_subcommands"):
-            self._add_commands(offer, commands)
-        self._resolver = Resolver(Lookup(catalog, self.specs))
+        subcommands(self.hooks, self._add_commands)
+        self._lookup = Lookup(catalog, self.specs)
+        self._resolver = Resolver(self._lookup)
 
     @classmethod
     def bootstrap(cls, env: Mapping[str, str] | None = None) -> PluginManager:
@@ -108,6 +112,20 @@ class PluginManager:
     def names(self, kind: str) -> list[str]:
         """Return the names that are installed for a kind, sorted; nothing is imported."""
         return sorted({offer.name for offer in self.catalog.offers if offer.kind == kind})
+
+    def check_names(self, kind: str, choice: str) -> None:
+        """Refuse names of backends that are not installed, or are ambiguous.
+
+        For whoever must know early: probes are not asked, so it needs neither machine nor model.
+
+        Args:
+            kind: A kind.
+            choice: As for `resolve`, or several by commas where the kind takes them.
+
+        Raises:
+            PluginError: A name is unknown or ambiguous; the message starts with the flag.
+        """
+        self._lookup.check_names(Request(kind, choice, ProbeContext(), is_dry=True))
 
     def resolve(
         self, kind: str, choice: str, context: ProbeContext, *, is_dry: bool = False
@@ -177,18 +195,20 @@ class PluginManager:
         """Everything that has failed to load so far."""
         return (*self.catalog.failures, *self.hooks.failures, *self.specs.failures)
 
-    def _add_commands(self, offer: Offer, commands: list[Subcommand]) -> None:
+    def _add_commands(self, offer: Offer, commands: tuple[Subcommand, ...]) -> None:
         """Add a plugin's commands and their sections, all or none."""
         sections = [Section(s, commands=(c.name,)) for c in commands for s in c.sections]
-        try:
-            for command in commands:
-                if command.name in self.commands:
-                    raise PluginError(f"the subcommand {command.name!r} is taken")
-            for section in sections:
-                check_defaults(section.model)
-            SettingsTree.build([*self._command_sections, *sections])
-        except PluginError as error:
-            self.hooks.drop(offer, error)
-            return
+        names = Counter(command.name for command in commands)
+        for name, count in names.items():
+            if count > 1:
+                raise PluginError(f"it offers {count} subcommands {name!r}")
+            if name in self.commands:
+                raise PluginError(
+                    f"the subcommand {name!r} is taken, by {self.owners[name].distribution}"
+                )
+        for section in sections:
+            check_defaults(section.model)
+        SettingsTree.build([*self._command_sections, *sections])
         self._command_sections += sections
         self.commands.update({command.name: command for command in commands})
+        self.owners.update(dict.fromkeys(names, offer))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from minisgl.errors import PluginError
+from minisgl.errors import MinisglError, PluginError
 from minisgl.plugin.isolation import contain, describe
 from minisgl.plugin.spec import SMALL_DECODE_REQS, Availability, BackendSpec, Capabilities
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +56,44 @@ class SelectedBackend:
         try:
             return contain(lambda: import_factory(self.spec.factory))
         except PluginError as error:
-            raise PluginError(f"{self._subject()}: {error}{self._advice()}") from error.__cause__
+            raise PluginError(f"{self.subject}: {error}{self._advice()}") from error.__cause__
 
-    def build(self, config: Any) -> Any:  # Any: each kind has its config and backend
+    def build(
+        self, config: Any, contract: type = object
+    ) -> Any:  # Any: each kind has its config and backend
         """Make the backend with the ``…Config`` of its kind.
 
+        Args:
+            config: The ``…Config``.
+            contract: What the backend has to be an instance of.
+
         Raises:
-            PluginError: Its code cannot be imported, at once or when it starts. Whatever else the
-                factory raises passes.
+            PluginError: Its code cannot be imported, at once or when it starts, or the factory
+                raises what is no error of ours, or makes something else; the message names
+                backend, distribution and cause. An error of ours passes as it is.
         """
         factory = self.load()
         try:
-            return factory(config)
+            built = factory(config)
+        except MinisglError:
+            raise
         except (ImportError, OSError) as error:
-            raise PluginError(f"{self._subject()}: {describe(error)}{self._advice()}") from error
+            raise PluginError(f"{self.subject}: {describe(error)}{self._advice()}") from error
+        except Exception as error:
+            logger.exception("what the %s raised", self.subject)
+            raise PluginError(f"{self.subject}: its factory failed: {describe(error)}") from error
+        if not isinstance(built, contract):
+            made = f"its factory made {built!r:.80}, which is not a {contract.__name__}"
+            raise PluginError(f"{self.subject}: {made}")
+        return built
 
     def __str__(self) -> str:
         """Show name and origin."""
         return f"{self.name} ({self.distribution} {self.version})"
 
-    def _subject(self) -> str:
+    @property
+    def subject(self) -> str:
+        """What to call it in a message."""
         return f"{self.kind} backend {self.name!r} of {self.distribution} {self.version}"
 
     def _advice(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 
 from pydantic import BaseModel
@@ -11,9 +12,18 @@ from pydantic import BaseModel
 from minisgl.errors import PluginError
 from minisgl.plugin.discovery import CORE, Offer
 from minisgl.plugin.isolation import Failure, contain
-from minisgl.plugin.spec import PLUGIN_API, BackendSpec
+from minisgl.plugin.returned import Kinds, check_fields
+from minisgl.plugin.spec import PLUGIN_API, BackendSpec, Capabilities
 
 logger = logging.getLogger(__name__)
+
+_FIELDS: Mapping[str, Kinds] = {
+    "factory": str,
+    "summary": str,
+    "aliases": tuple,
+    "probe": Callable,  # type: ignore[dict-item]  # isinstance takes it, and mypy calls it a form
+    "capabilities": Capabilities,
+}
 
 
 class SpecStore:
@@ -35,7 +45,7 @@ class SpecStore:
             raise self._errors[offer.key][1]
         if offer.key not in self._specs:
             try:
-                self._specs[offer.key] = _checked(load_object(offer), offer)
+                self._specs[offer.key] = contain(partial(_checked, load_object(offer), offer))
             except PluginError as error:
                 self._errors[offer.key] = (offer, error)
                 logger.debug("%s", offer.failure(error), exc_info=error)
@@ -108,6 +118,7 @@ def _checked(spec: object, offer: Offer) -> BackendSpec:
             f"written for plugin api {spec.api}, and this {CORE} has api {PLUGIN_API}; "
             f"upgrade {upgrade}, or downgrade {newer[0]}"
         )
+    check_fields(spec, _FIELDS)
     if spec.settings is not None and not (
         isinstance(spec.settings, type) and issubclass(spec.settings, BaseModel)
     ):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from minisgl.message.types import UserMsg
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.trace import Arrival, Ending, Header, Restart, Trace
+from minisgl.scheduler.trace import Arrival, Ending, Restart, Trace
+from minisgl.scheduler.trace_params import made_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +70,14 @@ class Scripts:
         arrival = script.arrival
         ids = script.tokens[: arrival.prompt_len]
         if arrival.is_invalid:
-            ids = np.full(arrival.prompt_len, self._vocab_size, np.int32)
+            # One token will do to be refused; the length is not checked against anything.
+            ids = np.full(min(1, arrival.prompt_len), self._vocab_size, np.int32)
         return UserMsg(arrival.uid, ids, self._params(script), arrival.priority)
 
     def _params(self, script: Script) -> SamplingParams:
         """Return how to sample; made-up tokens never end a request by themselves."""
-        fields = dict(script.arrival.params)
-        for name in ("stop", "stop_token_ids"):
-            if name in fields:
-                value = fields[name]
-                fields[name] = value if isinstance(value, str) else tuple(value)
-        if "logit_bias" in fields:
-            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"]}
-        if not self._header.has_prompts:
-            fields["ignore_eos"] = True
-        return SamplingParams(**fields)
+        params = made_params(script.arrival.params)
+        return params if self._header.has_prompts else replace(params, ignore_eos=True)
 
     def _script(self, arrival: Arrival, ending: Ending | None) -> Script:
         if arrival.is_invalid:
@@ -147,11 +141,6 @@ class InventedTokens:
         for place in range(self._block_size):
             number, digits[place] = divmod(number, self._num_ids)
         return digits
-
-
-def limits_of(header: Header, name: str) -> int:
-    """Return one of the recorded engine's sizes."""
-    return int(header.limits[name])
 
 
 def _paired(trace: Trace) -> Iterator[tuple[Arrival, Ending | None]]:

@@ -16,6 +16,7 @@ from minisgl.plugin.spec import ProbeContext
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.contract import Policy, PolicyConfig
 from minisgl.scheduler.io import SchedulerIO
+from minisgl.scheduler.named_policy import NamedPolicy
 from minisgl.scheduler.scheduler import Scheduler
 
 
@@ -76,13 +77,16 @@ def build_scheduler(
         on_step: Observes steps; ``None`` costs nothing.
 
     Raises:
-        PluginError: The code of one of them cannot be imported.
+        PluginError: The code of one of them cannot be imported, or fails.
     """
     cache_backend, policy_backend = backends.cache.one, backends.policy.one
     cache: PrefixCache = cache_backend.build(
-        CacheConfig(engine.limits.page_size, settings.plugin(cache_backend.key))
+        CacheConfig(engine.limits.page_size, settings.plugin(cache_backend.key)), PrefixCache
     )
-    policy: Policy = policy_backend.build(PolicyConfig(settings.plugin(policy_backend.key)))
+    policy_config = PolicyConfig(settings.plugin(policy_backend.key))
+    policy: Policy = NamedPolicy(
+        policy_backend.build(policy_config, Policy), policy_backend.subject
+    )
     config = scheduler_config(settings.scheduler, settings.engine.tp)
     return Scheduler(engine, cache, policy, io, config, on_step)
 

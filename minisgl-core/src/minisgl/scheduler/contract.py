@@ -80,7 +80,8 @@ class Policy(ABC):
     """Decides who starts first, and who goes back first when memory runs short.
 
     ``factory(config: PolicyConfig) -> Policy``. Deterministic: under tensor parallelism every rank
-    asks its own policy, and all must get the same answer.
+    asks its own policy, and all must get the same answer. What it raises ends the engine, with an
+    error that names the policy.
     """
 
     @abstractmethod

@@ -218,12 +218,7 @@ class Lifecycle:
                 f"the queue is full: {num_open} requests run or wait, at most {self._max_open} may"
             )
         params = msg.sampling_params
-        vocab_size = self._limits.vocab_size
-        for token_id in params.logit_bias:
-            if token_id >= vocab_size:
-                raise RequestError(
-                    f"logit_bias of token id {token_id}: must be from 0 to {vocab_size - 1}"
-                )
+        params.check_vocabulary(self._limits.vocab_size)
         max_len = self._max_len
         if params.max_tokens is not None:
             # A prompt always samples; one that nothing should follow drops its token.

@@ -10,15 +10,14 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
 from minisgl.core import Batch, Req
 from minisgl.engine.contract import ForwardOutput, StepEngine, StepResult
 from minisgl.message.types import AbortMsg, FlushMsg, ReplyMsg, ResultMsg, SchedulerMsg, UserMsg
-from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.contract import ScheduledReq
 from minisgl.scheduler.io import SchedulerIO
 from minisgl.scheduler.trace import (
@@ -35,9 +34,7 @@ from minisgl.scheduler.trace import (
     Restart,
     advanced,
 )
-
-_SECRET_PARAMS = ("stop", "stop_token_ids", "logit_bias")
-"""Sampling parameters that hold text or token ids."""
+from minisgl.scheduler.trace_params import plain_params
 
 _NAME_BYTES = 8
 
@@ -222,20 +219,6 @@ def parts_of(batch: Batch) -> list[Part]:
         Part(req.uid, cached_len, seq_len, is_sampled, _num_retractions(req))
         for req, cached_len, seq_len, is_sampled in rows
     ]
-
-
-def plain_params(params: SamplingParams, *, has_secrets: bool) -> dict[str, Any]:  # Any: JSON
-    """Return the parameters that differ from their defaults, as JSON has them."""
-    plain: dict[str, Any] = {}  # Any: as above
-    defaults = SamplingParams()
-    for each in fields(params):
-        value = getattr(params, each.name)
-        if value == getattr(defaults, each.name) or (
-            each.name in _SECRET_PARAMS and not has_secrets
-        ):
-            continue
-        plain[each.name] = list(value.items()) if each.name == "logit_bias" else value
-    return plain
 
 
 class _TappedIO(SchedulerIO):

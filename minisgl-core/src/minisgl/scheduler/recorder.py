@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from minisgl.engine.contract import EngineLimits, StepEngine
 from minisgl.errors import SettingsError
 from minisgl.scheduler.io import SchedulerIO
 from minisgl.scheduler.record import PrefixNames, Tap
-from minisgl.scheduler.trace import TRACE_FORMAT, Header, encode_line
+from minisgl.scheduler.record_path import record_path
+from minisgl.scheduler.trace import TRACE_FORMAT, Header, Limits, encode_line
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +30,7 @@ class Recorder:
     """
 
     def __init__(self, settings: Settings, path: Path) -> None:
-        """Check the path; nothing is written before a scheduler starts.
-
-        Raises:
-            SettingsError: The file exists, or its folder does not.
-        """
-        if path.exists():
-            raise SettingsError(f"--record {path}: exists; name a file that does not")
-        if not path.parent.is_dir():
-            raise SettingsError(f"--record {path}: there is no folder {path.parent}")
+        """Take a path that was checked; nothing is written before a scheduler starts."""
         self._settings = settings
         self._path = path
         self._tap: Tap | None = None
@@ -50,14 +42,10 @@ class Recorder:
         """Return a recorder if the settings ask for one.
 
         Raises:
-            SettingsError: As for `Recorder`, or ``--record-prompts`` comes without ``--record``.
+            SettingsError: As for `record_path`.
         """
-        wanted = settings.section(RecordSettings)
-        if wanted.record is None:
-            if wanted.record_prompts:
-                raise SettingsError("--record-prompts: goes with --record FILE")
-            return None
-        return cls(settings, Path(wanted.record).expanduser())
+        path = record_path(settings)
+        return None if path is None else cls(settings, path)
 
     def attach(
         self, engine: StepEngine, line: SchedulerIO, backends: dict[str, str]
@@ -134,10 +122,16 @@ def make_header(
     )
 
 
-def plain_limits(limits: EngineLimits) -> dict[str, Any]:  # Any: JSON
-    """Return an engine's sizes as JSON has them."""
-    plain = {each.name: getattr(limits, each.name) for each in fields(limits)}
-    return {**plain, "eos_token_ids": sorted(limits.eos_token_ids)}
+def plain_limits(limits: EngineLimits) -> Limits:
+    """Return an engine's sizes as a trace has them."""
+    return Limits(
+        num_pages=limits.num_pages,
+        page_size=limits.page_size,
+        max_running_reqs=limits.max_running_reqs,
+        max_seq_len=limits.max_seq_len,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=sorted(limits.eos_token_ids),
+    )
 
 
 def _plain_settings(settings: Settings) -> dict[str, Any]:  # Any: settings of every type

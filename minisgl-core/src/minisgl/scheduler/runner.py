@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from minisgl.engine.contract import ForwardOutput, PromptScores, StepEngine, StepResult
+from minisgl.errors import ProcessorError
 from minisgl.plugin.records import StepRecord
 from minisgl.scheduler.cache_manager import CacheManager, PageUpdates
 from minisgl.scheduler.config import SchedulerConfig
@@ -246,7 +247,12 @@ class StepRunner:
         return StepRecord(plan.phase, len(plan.reqs), num_tokens, num_new, time.perf_counter())
 
     def _count_failure(self, error: Exception) -> None:
-        """Give up when it is clearly not the fault of single requests."""
+        """Give up when it is clearly not the fault of single requests.
+
+        A logits processor may fail with any number of them, and the engine is as good as before.
+        """
+        if isinstance(error, ProcessorError):
+            return
         self._num_failed_steps += 1
         if self._num_failed_steps >= _MAX_FAILED_STEPS:
             raise error

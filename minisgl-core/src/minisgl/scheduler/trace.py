@@ -7,25 +7,61 @@ by one each time that it asks for messages, and in seconds since the start of th
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from minisgl.errors import SettingsError
+from pydantic import ConfigDict, Field
 
-logger = logging.getLogger(__name__)
+from minisgl.message.types import FinishReason
 
 TRACE_FORMAT = 1
 """The version of the format; a reader refuses others."""
 
-_KIND = "event"
-_T = TypeVar("_T")
+KIND = "event"
+"""The key that says what a line is."""
+
+# Types with their ranges, for whoever reads a trace. Nothing checks them where a record is made.
+# Strict, so that true is no integer and 1.5 is not cut to one.
+Number = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+Tick = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+Size = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+PageSize = Annotated[int, Field(strict=True, ge=1, le=65536)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class _Record:
+    """Base of what a line holds: closed, and all numbers finite, when it is read."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class Limits(_Record):
+    """Sizes of the recorded engine; see `EngineLimits`.
+
+    Attributes:
+        num_pages: Pages that requests could use.
+        page_size: Tokens of a page.
+        max_running_reqs: Requests that could run at once.
+        max_seq_len: Most tokens of a request, prompt and output together.
+        vocab_size: Token ids are below this.
+        eos_token_ids: Ids that end a sequence, in order.
+    """
+
+    num_pages: Size
+    page_size: PageSize
+    max_running_reqs: Size
+    max_seq_len: Size
+    vocab_size: Size
+    eos_token_ids: list[Count]
+
+
+@dataclass(frozen=True, slots=True)
+class Header(_Record):
     """What was recorded.
 
     Attributes:
@@ -33,24 +69,24 @@ class Header:
         version: Of minisgl.
         created: Date and time, ISO 8601.
         settings: Values of the core's settings and of what was given to plugins, by name.
-        limits: The engine's sizes; ``eos_token_ids`` is a list.
+        limits: The engine's sizes.
         backends: Name of what served each kind.
         block_size: Tokens of a block of `Arrival.blocks`.
         has_prompts: Whether token ids are in the trace.
     """
 
-    format: int
+    format: Size
     version: str
     created: str
     settings: dict[str, Any]  # Any: settings of every type
-    limits: dict[str, Any]  # Any: numbers and a list of them
+    limits: Limits
     backends: dict[str, str]
-    block_size: int
-    has_prompts: bool
+    block_size: PageSize
+    has_prompts: Flag
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(_Record):
     """A request has come.
 
     Attributes:
@@ -67,33 +103,33 @@ class Arrival:
         token_ids: The prompt, where prompts are recorded.
     """
 
-    tick: int
-    time_s: float
-    uid: int
-    prompt_len: int
+    tick: Tick
+    time_s: Seconds
+    uid: Number
+    prompt_len: Count
     blocks: list[str]
     params: dict[str, Any]  # Any: numbers, strings and lists of them
-    priority: int = 0
-    is_invalid: bool = False
-    token_ids: list[int] | None = None
+    priority: Number = 0
+    is_invalid: Flag = False
+    token_ids: list[Count] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(_Record):
     """Somebody wants a request to end."""
 
-    tick: int
-    time_s: float
-    uid: int
+    tick: Tick
+    time_s: Seconds
+    uid: Number
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class Flush(_Record):
     """Somebody wants the cache to forget what nobody uses."""
 
-    tick: int
-    time_s: float
+    tick: Tick
+    time_s: Seconds
 
 
 class Part(NamedTuple):
@@ -107,15 +143,15 @@ class Part(NamedTuple):
         num_retractions: Times that the request had been sent back to the queue.
     """
 
-    uid: int
-    cached_len: int
-    seq_len: int
-    is_sampled: bool = True
-    num_retractions: int = 0
+    uid: Number
+    cached_len: Count
+    seq_len: Count
+    is_sampled: Flag = True
+    num_retractions: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(_Record):
     """A step that was launched.
 
     Attributes:
@@ -126,32 +162,32 @@ class Decision:
         error: What launching it raised, or nothing.
     """
 
-    tick: int
-    time_s: float
-    phase: str
+    tick: Tick
+    time_s: Seconds
+    phase: Literal["prefill", "decode"]
     parts: list[Part]
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Again(_Record):
     """A decode step of the same requests as the decode step before, one token on."""
 
-    tick: int
-    time_s: float
+    tick: Tick
+    time_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(_Record):
     """Waiting for a step has raised an error."""
 
-    tick: int
-    time_s: float
+    tick: Tick
+    time_s: Seconds
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(_Record):
     """A request has got its terminal result.
 
     Attributes:
@@ -166,36 +202,36 @@ class Ending:
         token_ids: The output, where prompts are recorded.
     """
 
-    tick: int
-    time_s: float
-    uid: int
-    reason: str
-    num_tokens: int
-    num_cached: int
+    tick: Tick
+    time_s: Seconds
+    uid: Number
+    reason: FinishReason
+    num_tokens: Count
+    num_cached: Count
     detail: str = ""
     blocks: list[str] = field(default_factory=list)
-    token_ids: list[int] | None = None
+    token_ids: list[Count] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(_Record):
     """The scheduler was thrown away after a step was left half done, and another one made."""
 
-    tick: int
-    time_s: float
+    tick: Tick
+    time_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class End(_Record):
     """The recording was closed in order."""
 
-    tick: int
-    time_s: float
+    tick: Tick
+    time_s: Seconds
 
 
 Event = Arrival | Abort | Flush | Decision | Again | Fault | Ending | Restart | End
 
-_EVENTS: tuple[type[Event], ...] = (
+EVENTS: tuple[type[Event], ...] = (
     Arrival,
     Abort,
     Flush,
@@ -206,6 +242,7 @@ _EVENTS: tuple[type[Event], ...] = (
     Restart,
     End,
 )
+"""All kinds of lines but the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,74 +270,13 @@ class Trace:
 
 def encode_line(record: Header | Event) -> bytes:
     """Return a record as a line; fields that have their defaults are left out."""
-    content = {_KIND: type(record).__name__.lower()}
+    content = {KIND: type(record).__name__.lower()}
     for each in fields(record):
         value = getattr(record, each.name)
         if each.default is not MISSING and value == each.default:
             continue
         content[each.name] = value
-    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
-
-
-def read_trace(path: Path) -> Trace:
-    """Read a trace; a last line that was cut off is left out, with a warning.
-
-    Raises:
-        SettingsError: The file cannot be read, is no trace, or is of another format.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from error
-    whole, _, rest = content.rpartition(b"\n")
-    if rest:
-        logger.warning("%s: the last line is cut off and left out", path)
-    lines = whole.split(b"\n") if whole else []
-    if not lines:
-        raise SettingsError(f"{path}: is empty, or was cut off before its first line ended")
-    header = _header(path, lines[0])
-    records = (_record(path, number, line) for number, line in enumerate(lines[1:], start=2))
-    return Trace(header, list(written_out(records)))
-
-
-def _header(path: Path, line: bytes) -> Header:
-    content = _parsed(path, 1, line)
-    if content.pop(_KIND, None) != "header":
-        raise SettingsError(f"{path}: is no trace: its first line is no header")
-    if content.get("format") != TRACE_FORMAT:
-        raise SettingsError(
-            f"{path}: is a trace of format {content.get('format')}; this version reads "
-            f"{TRACE_FORMAT}"
-        )
-    return _made(path, 1, Header, content)
-
-
-def _record(path: Path, number: int, line: bytes) -> Event:
-    content = _parsed(path, number, line)
-    name = content.pop(_KIND, None)
-    kinds: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in _EVENTS}
-    if name not in kinds:
-        raise SettingsError(f"{path}: line {number}: unknown event {name!r}")
-    if "parts" in content:
-        content["parts"] = [Part(*part) for part in content["parts"]]
-    return _made(path, number, kinds[name], content)
-
-
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:  # Any: JSON
-    try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise SettingsError(f"{path}: line {number}: is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path}: line {number}: is no JSON object")
-    return content
-
-
-def _made(path: Path, number: int, kind: type[_T], content: dict[str, Any]) -> _T:  # Any: JSON
-    try:
-        return kind(**content)
-    except TypeError as error:
-        raise SettingsError(f"{path}: line {number}: {error}") from error
+    return json.dumps(content, separators=(",", ":"), default=asdict).encode() + b"\n"
 
 
 def written_out(records: Iterable[Event]) -> Iterator[Event]:
@@ -323,4 +299,4 @@ def advanced(parts: Iterable[Part]) -> list[Part]:
 
 def as_plain(record: Header | Event) -> dict[str, Any]:  # Any: JSON
     """Return a record as JSON would have it, for reports."""
-    return {_KIND: type(record).__name__.lower(), **asdict(record)}
+    return {KIND: type(record).__name__.lower(), **asdict(record)}

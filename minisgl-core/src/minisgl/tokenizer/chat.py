@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minisgl.errors import RequestError
+from minisgl.tokenizer.encode import check_unicode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]  # the JSON of a chat message: fields beyond role and content vary
 
 _PROBE = "minisgl-probe"
+# What the tokenizer, or whatever it calls, takes itself.
 _RESERVED = frozenset(
     {
         "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
-        "max_length", "padding", "return_dict", "return_tensors", "tokenize", "tools", "truncation",
+        "conversations", "max_length", "messages", "padding", "return_assistant_tokens_mask",
+        "return_dict", "return_tensors", "sanitize_control_tokens", "self", "tokenize",
+        "tokenizer_kwargs", "tools", "truncation",
     }
 )  # fmt: skip
 
@@ -71,6 +75,10 @@ def encode_chat(
     if not chat:
         raise RequestError("messages: is empty; at least one message is needed")
     chat = _fit_content(tokenizer, chat, options)
+    for i, message in enumerate(chat):
+        content = message["content"]
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        check_unicode(f"messages[{i}].content", "".join(texts))
     ids: list[int] = _apply(tokenizer, chat, options, is_tokenized=True)
     if not ids:
         raise RequestError("messages: the chat template made an empty prompt of them")

@@ -83,7 +83,7 @@ class PromptEncoder:
         """Tokenize a prompt for its own sake."""
         try:
             ids = self._encode(message.prompt, message.add_special_tokens)
-            self._check_vocabulary(ids)
+            self._check_vocabulary(ids, "prompt: ")
         except RequestError as error:
             return RefusedMsg([message.uid], str(error))
         texts = [self._pieces.token_bytes(i).decode(errors="replace") for i in ids]
@@ -116,20 +116,20 @@ class PromptEncoder:
         """Refuse what the scheduler would refuse, in the words of whoever wrote the request."""
         if not ids:
             raise RequestError("prompt: is empty; at least one token is needed")
-        self._check_vocabulary(ids)
+        self._check_vocabulary(ids, "prompt: ")
         if self.limits is not None and len(ids) >= self.limits.max_seq_len:
             raise RequestError(
                 f"prompt: has {len(ids)} tokens; prompt and output together may have "
-                f"{self.limits.max_seq_len}, and at least one is generated"
+                f"{self.limits.max_seq_len}, and at least one is sampled, even with max_tokens 0"
             )
 
-    def _check_vocabulary(self, ids: list[int]) -> None:
+    def _check_vocabulary(self, ids: list[int], where: str = "") -> None:
         if self.limits is None or not ids:
             return
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self.limits.vocab_size:
                 raise RequestError(
-                    f"token id {token_id}: must be from 0 to {self.limits.vocab_size - 1}"
+                    f"{where}token id {token_id}: must be from 0 to {self.limits.vocab_size - 1}"
                 )
 
 

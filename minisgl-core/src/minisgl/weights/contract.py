@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from pydantic import BaseModel
     from transformers import PreTrainedTokenizerBase
 

@@ -9,11 +9,12 @@ from minisgl.errors import ModelError
 from minisgl.weights.contract import ModelFiles, ModelSource, SourceConfig
 from minisgl.weights.gguf_config import read_model_metadata
 from minisgl.weights.gguf_file import GGUFFile
-from minisgl.weights.gguf_reader import GGUFWeightReader
 from minisgl.weights.user_path import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from minisgl.weights.gguf_reader import GGUFWeightReader
 
 
 class GGUFFiles(ModelFiles):
@@ -37,11 +38,14 @@ class GGUFFiles(ModelFiles):
 
     def open_weights(self) -> GGUFWeightReader:
         """Open the weights; they are dequantised while they are read."""
+        # Imports torch, which a look at the configuration alone should not wait for.
+        from minisgl.weights.gguf_reader import GGUFWeightReader  # noqa: PLC0415
+
         return GGUFWeightReader(self._file, self._model)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Build the tokenizer from the file's metadata."""
-        # Imports transformers, which a look at the configuration alone should not wait for.
+        # Imports transformers, for the same reason.
         from minisgl.weights.gguf_tokenizer import build_gguf_tokenizer  # noqa: PLC0415
 
         return build_gguf_tokenizer(self._file)

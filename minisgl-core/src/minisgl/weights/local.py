@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.errors import ModelError
 from minisgl.weights.contract import ModelFiles, ModelSource, SourceConfig
-from minisgl.weights.safetensors_reader import INDEX_NAME, SINGLE_NAME, SafetensorsReader
 from minisgl.weights.user_path import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from minisgl.weights.safetensors_reader import SafetensorsReader
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,13 @@ class FolderFiles(ModelFiles):
 
     def open_weights(self) -> SafetensorsReader:
         """Open the safetensors in Hugging Face format; other formats beside them are left out."""
+        # Imports torch, which a look at the configuration alone should not wait for.
+        from minisgl.weights.safetensors_reader import (  # noqa: PLC0415
+            INDEX_NAME,
+            SINGLE_NAME,
+            SafetensorsReader,
+        )
+
         consolidated = sorted(p.name for p in self._folder.glob("consolidated*"))
         shards = [
             p for p in self._folder.glob("*.safetensors") if not p.name.startswith("consolidated")

@@ -44,6 +44,25 @@ def open_model(
         PluginError: There is no such source.
         ModelError: No source accepts the model, or it cannot be opened.
     """
+    return find_source(model, source, manager, revision=revision, settings_of=settings_of).open(
+        model
+    )
+
+
+def find_source(
+    model: str,
+    source: str,
+    manager: PluginManager,
+    *,
+    revision: str | None = None,
+    settings_of: Callable[[str], BaseModel | None] | None = None,
+) -> ModelSource:
+    """Return what `open_model` would open a model with; nothing is opened or fetched.
+
+    Raises:
+        PluginError: There is no such source.
+        ModelError: No source accepts the model.
+    """
     if not model:
         raise ModelError("--model: is empty; name a folder, a .gguf file, a hub id or demo")
     # A probe hears nothing of device and dtype: the dtype is that of the model which is yet to be
@@ -51,9 +70,9 @@ def open_model(
     chosen = manager.resolve_chain("source", source, ProbeContext()).chosen
     for backend in chosen:
         settings = settings_of(backend.key) if settings_of is not None else None
-        opener: ModelSource = backend.build(SourceConfig(settings, revision))
+        opener: ModelSource = backend.build(SourceConfig(settings, revision), ModelSource)
         if (len(chosen) == 1 and source != AUTO) or opener.accepts(model):
-            return opener.open(model)
+            return opener
     raise ModelError(explain_unknown(model, [backend.name for backend in chosen]))
 
 

@@ -8,17 +8,37 @@ import shutil
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def holding_terminal_signals() -> Iterator[None]:
+    """Start processes inside of this block whose first instruction already holds these signals.
+
+    They inherit what is blocked here, and let go of it in `ignore_terminal_signals`. What comes to
+    this thread meanwhile is handled when the block ends.
+    """
+    resource_tracker.ensure_running()  # or it would start inside, and unblock them when it has
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore_terminal_signals() -> None:
     """Leave Ctrl-C and a service manager's SIGTERM, which reach the whole group, to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for each in _TERMINAL_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    # Not before: whatever has come since the process was started is dropped by ignoring it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL_SIGNALS)
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -14,6 +14,7 @@ from minisgl.message.lifecycle import FailedMsg, ReadyMsg, WorkerReport
 from minisgl.message.wire import wire_codec
 from minisgl.workers.contract import WorkerSpec
 from minisgl.workers.main import run_worker
+from minisgl.workers.parent import holding_terminal_signals
 
 _LAST_WORDS_S = 0.5
 _WITNESS_S = 0.3  # the first process seen to fail may only have noticed that another one did
@@ -35,7 +36,8 @@ class Worker:
         self._process: SpawnProcess = context.Process(
             target=run_worker, args=(spec, theirs), name=f"minisgl {spec.name}", daemon=True
         )
-        self._process.start()
+        with holding_terminal_signals():
+            self._process.start()
         theirs.close()
         self._codec = wire_codec()
         self._last_report: WorkerReport | None = None

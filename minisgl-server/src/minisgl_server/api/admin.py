@@ -84,9 +84,9 @@ class AdminRoutes:
                 param="request_id",
                 code="request_not_found",
             )
-        for call in chosen:
-            self._state.client.abort(call, "aborted by request")
-        return JSONResponse({"num_aborted": len(chosen)})
+        client = self._state.client
+        num_aborted = sum(client.abort(call, "aborted by request") for call in chosen)
+        return JSONResponse({"num_aborted": num_aborted})
 
     async def flush_cache(self) -> Response:
         """Forget cached prefixes that no running request uses."""

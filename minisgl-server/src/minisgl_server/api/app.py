@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
 from minisgl_server import __version__
 from minisgl_server.api.admin import METRICS_TYPE, AdminRoutes
@@ -47,16 +45,9 @@ from minisgl_server.api.text_routes import TextRoutes
 from minisgl_server.middleware import ApiKeys, RequestIds, RootPath
 from minisgl_server.state import ServerState
 
-logger = logging.getLogger(__name__)
 
-
-def create_app(state: ServerState, extra_routes: Sequence[object] = ()) -> FastAPI:
-    """Make the application.
-
-    Args:
-        state: What the routes share.
-        extra_routes: Of plugins; the server's own come first.
-    """
+def create_app(state: ServerState) -> FastAPI:
+    """Make the application; ``state`` is what its routes share."""
     settings = state.settings
     app = FastAPI(
         title="minisgl",
@@ -69,11 +60,6 @@ def create_app(state: ServerState, extra_routes: Sequence[object] = ()) -> FastA
     described = {route.path.replace(":path", ""): route.described for route in routes}
     app.openapi = lambda: describe_app(app, described)  # type: ignore[method-assign]  # as FastAPI
     _add_routes(app, routes)
-    for route in extra_routes:
-        if isinstance(route, BaseRoute):
-            app.router.routes.append(route)
-        else:
-            logger.warning("a plugin's route %r is not one of Starlette's and is left out", route)
     _add_error_forms(app)
     # The last one added is the outermost.
     if settings.api_key:

@@ -89,7 +89,7 @@ class CompletionRoutes:
         for prompt in prompts:
             text = prompt
             if isinstance(prompt, list):
-                text = await asking(client.decode(prompt))
+                text = await asking(client.decode(prompt), "prompt")
             first = None
             if body.logprobs is not None:
                 reply = await asking(client.count(prompt, is_special))
@@ -103,16 +103,22 @@ def submit(state: ServerState, submission: Submission) -> Call:
     """Hand a request to the engine.
 
     Raises:
-        ApiError: Too many wait, or the engine is gone.
+        ApiError: It can never fit, too many wait, or the engine is gone.
     """
     try:
         return state.client.submit(submission)
+    except RequestError as error:
+        raise from_request_error(error) from error
     except CapacityError as error:
         raise _capacity(state, error) from error
 
 
-async def asking(question: Any) -> Any:  # Any: an awaitable of any result
+async def asking(question: Any, param: str | None = None) -> Any:  # an awaitable of any result
     """Await an answer of the engine client.
+
+    Args:
+        question: To the client.
+        param: What it is about, where a refusal does not say so.
 
     Raises:
         ApiError: The question was wrong, or the engine is gone.
@@ -120,7 +126,7 @@ async def asking(question: Any) -> Any:  # Any: an awaitable of any result
     try:
         return await question
     except RequestError as error:
-        raise from_request_error(error) from error
+        raise from_request_error(error, param) from error
     except CapacityError as error:
         raise unavailable(str(error)) from error
 

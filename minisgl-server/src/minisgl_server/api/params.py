@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from minisgl.errors import RequestError
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import MAX_LOGPROBS, SamplingParams
 from minisgl_server.api.errors import ApiError
 from minisgl_server.api.schemas import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -53,12 +53,19 @@ def checked_params(**given: Any) -> SamplingParams:  # Any: fields of many types
         raise from_request_error(error) from error
 
 
-def from_request_error(error: RequestError | str) -> ApiError:
-    """Turn a refusal into a 400 that names the parameter, where its message begins with it."""
+def from_request_error(error: RequestError | str, default: str | None = None) -> ApiError:
+    """Turn a refusal into a 400 that names the parameter.
+
+    Args:
+        error: The refusal.
+        default: The parameter, where the message does not begin with one.
+    """
     text = str(error)
     match = re.match(r"[a-z_]+(?=[ :\[.])", text)
     known = {*GenerationRequest.model_fields, "messages", "prompt", "chat_template_kwargs"}
-    name = match[0] if match and match[0] in known | {"logprobs", "token_id"} else None
+    name = match[0] if match and match[0] in known | {"logprobs"} else None
+    if name is None and default is not None:
+        name, text = default, f"{default}: {text}"
     code = "context_length_exceeded" if "prompt and output together" in text else None
     return ApiError(400, text, param=name, code=code)
 
@@ -103,8 +110,13 @@ def _logprobs(body: GenerationRequest) -> int | None:
     if isinstance(body, CompletionRequest):
         return body.logprobs
     assert isinstance(body, ChatRequest), "there are two kinds of completions"
-    if not body.logprobs:
-        if body.top_logprobs:
-            raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        return None
-    return body.top_logprobs or 0
+    number = body.top_logprobs or 0
+    if not 0 <= number <= MAX_LOGPROBS:
+        raise ApiError(
+            400,
+            f"top_logprobs {number}: must be an integer from 0 to {MAX_LOGPROBS}",
+            param="top_logprobs",
+        )
+    if number and not body.logprobs:
+        raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+    return number if body.logprobs else None

@@ -34,7 +34,7 @@ async def read_model(request: Request, model: type[_Model], max_bytes: int) -> _
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise describe(error) from error
+        raise describe(error, model) from error
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -78,7 +78,7 @@ def parse_json(body: bytes) -> Any:  # JSON
     return content
 
 
-def describe(error: ValidationError) -> ApiError:
+def describe(error: ValidationError, model: type[BaseModel]) -> ApiError:
     """Turn the first complaint of a model into an error."""
     detail = error.errors(include_url=False, include_context=False)[0]
     message = detail["msg"].removeprefix("Value error, ")
@@ -91,6 +91,9 @@ def describe(error: ValidationError) -> ApiError:
         param = str(detail["loc"][-1])
     elif detail["type"] == "missing":
         message = "is missing"
+    elif param in model.model_fields and (what := model.model_fields[param].description):
+        # It may be several things, and the complaint is that it is not the first of them.
+        message = f"must be {what[0].lower()}{what[1:]}"
     return ApiError(400, f"{param}: {message}" if param else message, param=param)
 
 

@@ -45,7 +45,7 @@ _UNCHANGED: dict[str, tuple[object, ...]] = {
     "documents": (None, []),
     "prompt_logprobs": (None,),
     "length_penalty": (None, 1, 1.0),
-    "best_of": (None,),
+    "best_of": (None, 1),
 }
 """Parameters of OpenAI and vLLM that would change the answer and that the engine cannot honour:
 only values that change nothing are accepted."""
@@ -93,7 +93,9 @@ class GenerationRequest(BaseModel):
 
     model: StrictStr | None = None
     n: StrictInt | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: StrictStr | list[StrictStr] | None = Field(
+        default=None, description="A text or a list of texts"
+    )
     seed: Int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -148,7 +150,10 @@ class CompletionRequest(GenerationRequest):
 
     default_max_tokens: ClassVar[int | None] = 16  # OpenAI's
 
-    prompt: StrictStr | list[StrictStr] | list[TokenId] | list[list[TokenId]]
+    prompt: StrictStr | list[StrictStr] | list[TokenId] | list[list[TokenId]] = Field(
+        description="A text, a list of texts, a list of token ids (integers from 0 to 2147483647) "
+        "or a list of such lists"
+    )
     echo: StrictBool | None = None
     logprobs: StrictInt | None = None
 

@@ -42,5 +42,6 @@ class TextRoutes:
         """Turn token ids into text."""
         body = await read_model(request, DetokenizeRequest, self._state.settings.max_body_size)
         check_model(self._state, body.model)
-        text = await asking(self._state.client.decode(body.tokens, body.skip_special_tokens))
+        decoding = self._state.client.decode(body.tokens, body.skip_special_tokens)
+        text = await asking(decoding, "tokens")
         return JSONResponse({"prompt": text})

@@ -11,10 +11,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
+from minisgl_server.bench.base_url import BaseUrl, check_key, first_model, parse_base_url
+from minisgl_server.bench.flags import check_flags
 from minisgl_server.bench.http_stream import Timing, time_completion
 from minisgl_server.bench.plot import check_plot, write_plot
 from minisgl_server.bench.workload import Task, random_tasks, shared_prefix_tasks, trace_tasks
@@ -33,23 +34,23 @@ def run(context: CommandContext) -> int:
         SettingsError: A flag is wrong, or there is no server.
     """
     arguments = context.arguments
+    check_flags(arguments)
+    check_key(arguments.api_key)
+    url = parse_base_url(arguments.url)
     tasks = _tasks(arguments)
     if arguments.plot:
         check_plot(Path(arguments.plot))
-    model = arguments.model or _first_model(arguments.url, arguments.api_key)
+    model = arguments.model or first_model(url, arguments.api_key)
     start = time.perf_counter()
-    timings = asyncio.run(_send_all(arguments, model, tasks))
+    timings = asyncio.run(_send_all(arguments, url, model, tasks))
     report = summarize(timings, time.perf_counter() - start, arguments)
-    if arguments.plot:
+    sys.stdout.write(json.dumps(report, indent=2) + "\n" if arguments.json else table(report))
+    for error in sorted({timing.error for timing in timings if timing.error})[:5]:
+        sys.stderr.write(f"minisgl: {_one_line(error)}\n")
+    if arguments.plot:  # last: what was measured is not lost when this fails
         rate = f"{report['output_tokens_per_s']} output tokens/s"
         title = f"{model}: {report['num_requests']} requests in {report['seconds']} s, {rate}"
         write_plot(Path(arguments.plot), timings, title)
-    if arguments.json:
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    else:
-        sys.stdout.write(table(report))
-    for error in sorted({timing.error for timing in timings if timing.error})[:5]:
-        sys.stderr.write(f"minisgl: {error}\n")
     return 1 if report["num_failed"] else 0
 
 
@@ -96,19 +97,13 @@ def table(report: dict[str, Any]) -> str:  # plain numbers
 
 
 def _tasks(arguments: Namespace) -> list[Task]:
-    words = arguments.prompt_words
-    for name, low in (("num_requests", 1), ("prompt_words", 1), ("concurrency", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < low:
-            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be at least {low}")
-    if arguments.request_rate is not None and not arguments.request_rate > 0:
-        raise SettingsError(f"--request-rate {arguments.request_rate}: must be above 0")
     if arguments.trace is not None:
         tasks = trace_tasks(Path(arguments.trace), arguments.num_requests, arguments.max_tokens)
         if not tasks:
             raise SettingsError(f"--trace {arguments.trace}: holds no request")
         return tasks
-    num = arguments.num_requests or _NUM_REQUESTS
+    num = _NUM_REQUESTS if arguments.num_requests is None else arguments.num_requests
+    words = arguments.prompt_words
     if arguments.shared_prefixes:
         return shared_prefix_tasks(
             num, words, arguments.max_tokens, arguments.seed, arguments.shared_prefixes
@@ -116,7 +111,9 @@ def _tasks(arguments: Namespace) -> list[Task]:
     return random_tasks(num, words, arguments.max_tokens, arguments.seed)
 
 
-async def _send_all(arguments: Namespace, model: str, tasks: Sequence[Task]) -> list[Timing]:
+async def _send_all(
+    arguments: Namespace, url: BaseUrl, model: str, tasks: Sequence[Task]
+) -> list[Timing]:
     """Send every task: as it comes (open loop), or so many at a time (closed loop)."""
     gate = asyncio.Semaphore(arguments.concurrency or len(tasks))
     rng = random.Random(arguments.seed)
@@ -131,7 +128,7 @@ async def _send_all(arguments: Namespace, model: str, tasks: Sequence[Task]) -> 
                 "stream": True,
                 "stream_options": {"include_usage": True},
             } | ({"ignore_eos": True} if arguments.ignore_eos else {})
-            return await time_completion(arguments.url.rstrip("/"), body, arguments.api_key)
+            return await time_completion(url, body, arguments.api_key)
 
     running = []
     start_s = time.perf_counter()
@@ -144,18 +141,9 @@ async def _send_all(arguments: Namespace, model: str, tasks: Sequence[Task]) -> 
     return list(await asyncio.gather(*running))
 
 
-def _first_model(url: str, key: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise SettingsError(f"--url {url}: must begin with http:// or https://")
-    request = Request(f"{url.rstrip('/')}/models")
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
-    try:
-        with urlopen(request, timeout=30) as response:
-            name: str = json.load(response)["data"][0]["id"]
-    except (OSError, ValueError, LookupError) as error:
-        raise SettingsError(f"--url {url}: no server answers there: {error}") from error
-    return name
+def _one_line(text: str) -> str:
+    """Keep what a server says from breaking lines or steering the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _is_within(timing: Timing, arguments: Namespace) -> bool:

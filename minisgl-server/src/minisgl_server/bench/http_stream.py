@@ -6,12 +6,16 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+
+from minisgl.errors import ProtocolError
+from minisgl_server.bench.base_url import BaseUrl
 
 _LIMIT = 1 << 24  # of one line, in bytes
+_SHOWN = 300  # letters of an answer that an error shows
 
 
 @dataclass(slots=True)
@@ -50,20 +54,16 @@ class Timing:
         return self.end_s - self.start_s
 
 
-async def time_completion(url: str, body: dict[str, Any], key: str) -> Timing:  # JSON
+async def time_completion(url: BaseUrl, body: dict[str, Any], key: str) -> Timing:  # JSON
     """Stream a completion from ``url`` and time it; what goes wrong is in the result."""
     timing = Timing(time.perf_counter())
     try:
-        async for event in _events(url, body, key):
-            if "error" in event:
-                timing.error = str(event["error"].get("message"))
-                break
-            if event.get("usage"):
-                timing.num_prompt_tokens = event["usage"]["prompt_tokens"]
-                timing.num_output_tokens = event["usage"]["completion_tokens"]
-            if any(choice.get("text") for choice in event["choices"]):
-                timing.piece_s.append(time.perf_counter())
-    except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+        async with aclosing(_events(url, body, key)) as events:
+            async for event in events:
+                _note(timing, event)
+    except ProtocolError as error:
+        timing.error = str(error)
+    except (OSError, ValueError, RecursionError) as error:
         timing.error = f"{type(error).__name__}: {error}"
     timing.end_s = time.perf_counter()
     if not timing.error and not timing.num_output_tokens:
@@ -71,48 +71,103 @@ async def time_completion(url: str, body: dict[str, Any], key: str) -> Timing:  
     return timing
 
 
-async def _events(
-    url: str, body: dict[str, Any], key: str
-) -> AsyncIterator[dict[str, Any]]:  # JSON
-    parts = urlsplit(url)
-    context = ssl.create_default_context() if parts.scheme == "https" else None
-    port = parts.port or (443 if context else 80)
-    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context, limit=_LIMIT)
+def _note(timing: Timing, event: Any) -> None:  # JSON, of any shape
+    """Add what an event says.
+
+    Raises:
+        ProtocolError: It is an error, or no event of a completion.
+    """
+    try:
+        if "error" in event:
+            raise ProtocolError(f"the server says {_message(event['error'])}")
+        has_text = any(choice.get("text") for choice in event["choices"])
+        if usage := event.get("usage"):
+            counts = usage["prompt_tokens"], usage["completion_tokens"]
+            if not all(type(count) is int for count in counts):
+                raise TypeError("counts are no integers")
+            timing.num_prompt_tokens, timing.num_output_tokens = counts
+    except (LookupError, TypeError, AttributeError) as error:
+        shown = json.dumps(event)[:_SHOWN]
+        raise ProtocolError(f"no event of a completion: {shown}") from error
+    if has_text:
+        timing.piece_s.append(time.perf_counter())
+
+
+async def _events(url: BaseUrl, body: dict[str, Any], key: str) -> AsyncGenerator[Any]:  # JSON
+    """Send a request and yield the events of its answer.
+
+    Raises:
+        OSError: There is no connection, or no more.
+        ValueError: The request cannot be sent.
+        ProtocolError: The answer is no stream of events, or its status is not 200.
+    """
+    context = ssl.create_default_context() if url.is_tls else None
+    reader, writer = await asyncio.open_connection(url.host, url.port, ssl=context, limit=_LIMIT)
     try:
         content = json.dumps(body).encode()
         authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         head = (
-            f"POST {parts.path}/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            f"POST {url.path}/completions HTTP/1.1\r\nHost: {url.netloc}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
             f"Connection: close\r\n{authorization}\r\n"
         )
         writer.write(head.encode() + content)
         await writer.drain()
-        status, is_chunked = await _read_head(reader)
-        if status != 200:
-            text = (await reader.read()).decode(errors="replace")
-            yield {"error": {"message": f"status {status}: {text[-300:]}"}}
-            return
-        rest = b""
-        async for data in _body(reader, is_chunked):
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data: {"):
-                    yield json.loads(line[6:])
+        is_chunked = await _read_head(reader)
+        async for line in _lines(reader, is_chunked):
+            if line.startswith(b"data: {"):
+                yield _parsed(line[6:])
     finally:
         writer.close()
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
-    return int(lines[0].split()[1]), b"transfer-encoding: chunked" in lines
+async def _read_head(reader: asyncio.StreamReader) -> bool:
+    """Return whether the body comes in chunks."""
+    try:
+        lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+        protocol, status = lines[0].split()[:2]
+        if not (protocol.startswith(b"http/1.") and status.isdigit()):
+            raise ValueError("no status")
+    except (ValueError, EOFError, asyncio.LimitOverrunError) as error:
+        raise ProtocolError("the server does not answer in HTTP/1.1") from error
+    if status != b"200":
+        text = (await reader.read(_LIMIT)).decode(errors="replace")
+        raise ProtocolError(f"status {status.decode()}: {text[-_SHOWN:]}")
+    return b"transfer-encoding: chunked" in lines
+
+
+async def _lines(reader: asyncio.StreamReader, is_chunked: bool) -> AsyncIterator[bytes]:
+    rest = b""
+    try:
+        async for data in _body(reader, is_chunked):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield line
+            if len(rest) > _LIMIT:
+                raise ValueError("a line without end")
+    except (ValueError, EOFError) as error:
+        raise ProtocolError(f"the answer is cut or no stream of events: {error}") from error
 
 
 async def _body(reader: asyncio.StreamReader, is_chunked: bool) -> AsyncIterator[bytes]:
     while is_chunked:
-        size = int((await reader.readline()).split(b";")[0], 16)
+        size = int((await reader.readuntil(b"\n")).split(b";")[0], 16)
         if size == 0:
             return
         yield (await reader.readexactly(size + 2))[:-2]
     while data := await reader.read(1 << 16):
         yield data
+
+
+def _parsed(line: bytes) -> Any:  # JSON
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        shown = line[:_SHOWN].decode(errors="replace")
+        raise ProtocolError(f"no event of a completion: {shown}") from error
+
+
+def _message(error: Any) -> str:  # JSON, of any shape
+    """Return the text of an error, which OpenAI's API has as ``message``."""
+    text = error.get("message") if isinstance(error, dict) else error
+    return str(text)

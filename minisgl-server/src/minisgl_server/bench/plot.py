@@ -50,7 +50,7 @@ def write_plot(path: Path, timings: Sequence[Timing], title: str) -> None:
 
     good = [timing for timing in timings if not timing.error]
     figure = Figure(figsize=(11, 6.5), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a name may have any letters
     first, gaps, whole, rate = figure.subplots(2, 2).flat
     _distribution(first, "time to first token", [1000 * t.first_token_s for t in good])
     _distribution(gaps, "time between tokens", [1000 * gap for t in good for gap in t.gaps_s])

@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minisgl.errors import SettingsError
 
@@ -14,6 +15,8 @@ _WORDS = (
     "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place",
     "case", "week", "company", "system", "program", "question", "work", "number", "night",
 )  # fmt: skip
+
+_LATEST_S = 1e9  # 30 years
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,40 @@ def trace_tasks(path: Path, num: int | None, max_tokens: int) -> list[Task]:
     """
     tasks: list[Task] = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # JSON may hold what else ends a line
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--trace {path}: cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):
         if len(tasks) == num:
             break
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line)
-            arrival_s = float(row["arrival_s"]) if "arrival_s" in row else None
-            length = int(row.get("max_tokens", max_tokens))
-            tasks.append(Task(str(row["prompt"]), length, arrival_s))
-        except (ValueError, KeyError, TypeError) as error:
-            raise SettingsError(f"--trace {path}: line {number}: {error!r}") from error
+            tasks.append(_task(json.loads(line), max_tokens))
+        except RecursionError as error:
+            raise SettingsError(f"--trace {path}: line {number}: is nested too deeply") from error
+        except ValueError as error:
+            raise SettingsError(f"--trace {path}: line {number}: {error}") from error
     return tasks
+
+
+def _task(row: Any, max_tokens: int) -> Task:  # JSON, of any shape
+    """Make a task of a line.
+
+    Raises:
+        ValueError: Something is not as it must be; the message names it.
+    """
+    if not isinstance(row, dict):
+        raise ValueError("must be an object with prompt")
+    prompt, length, arrival_s = (row.get(name) for name in ("prompt", "max_tokens", "arrival_s"))
+    if not isinstance(prompt, str) or not prompt:
+        raise ValueError(f"prompt {prompt!r:.50}: must be text")
+    if length is not None and (type(length) is not int or length < 1):
+        raise ValueError(f"max_tokens {length!r:.50}: must be an integer from 1 on")
+    if arrival_s is not None and not _is_time(arrival_s):
+        raise ValueError(f"arrival_s {arrival_s!r:.50}: must be a number of seconds from 0 on")
+    return Task(prompt, max_tokens if length is None else length, arrival_s)
+
+
+def _is_time(value: Any) -> bool:  # JSON
+    return type(value) in (int, float) and 0 <= value < _LATEST_S

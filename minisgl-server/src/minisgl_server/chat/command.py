@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from minisgl.errors import RequestError
 from minisgl.plugin.commands import CommandContext
 from minisgl.sampling_params import SamplingParams
 from minisgl_server.chat.display import open_display
-from minisgl_server.chat.session import ChatSession, talk
+from minisgl_server.chat.session import ChatSession, check_text, talk
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM
@@ -25,16 +26,18 @@ def run(context: CommandContext) -> int:
     """Talk until the input ends.
 
     Raises:
-        RequestError: A sampling parameter is out of range.
+        RequestError: A sampling parameter is out of range, or the system message no UTF-8.
         ModelError: The model cannot be run.
     """
     # Only here, because it imports torch: help and wrong flags do not wait for that.
     from minisgl.llm import LLM  # noqa: PLC0415
 
     params = _sampling_params(context.arguments)
+    system = context.arguments.system or ""
+    check_text("--system", system)
     is_terminal = sys.stdin.isatty()
     with LLM(**context.filled_settings.given) as llm:
-        session = ChatSession(LLMAnswers(llm), params, context.arguments.system or "")
+        session = ChatSession(LLMAnswers(llm), params, system)
         display = open_display()
         if is_terminal:
             display.tell(f"{context.filled_settings.model.model} is ready; /help lists commands")
@@ -64,7 +67,11 @@ def _sampling_params(arguments: Namespace) -> SamplingParams:
     given = {name: getattr(arguments, name, None) for name in _PARAMS}
     defaults = {"max_tokens": None, "temperature": 0.7, "top_p": 0.95}
     chosen = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**(defaults | chosen))
+    try:
+        return SamplingParams(**(defaults | chosen))
+    except RequestError as error:
+        field, _, rest = str(error).partition(" ")  # the user knows fields as flags
+        raise RequestError(f"--{field.replace('_', '-')} {rest}") from error
 
 
 def _terminal_reader() -> Callable[[], str]:
@@ -74,13 +81,13 @@ def _terminal_reader() -> Callable[[], str]:
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory  # noqa: PLC0415
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent  # noqa: PLC0415
 
-    path = _HISTORY.expanduser()
     history: History
     try:
+        path = _HISTORY.expanduser()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         history = FileHistory(str(path))
-    except OSError:
+    except (OSError, RuntimeError):  # the latter: there is no home
         history = InMemoryHistory()
     keys = KeyBindings()
 
@@ -93,7 +100,9 @@ def _terminal_reader() -> Callable[[], str]:
 
 
 def _pipe_reader() -> Callable[[], str]:
-    """Return a reader of lines, each a question."""
+    """Return a reader of lines, each a question; one that is no UTF-8 is for `talk` to refuse."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
     def read() -> str:
         line = sys.stdin.readline()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from minisgl.errors import MinisglError, RequestError
 from minisgl.sampling_params import SamplingParams
@@ -88,10 +88,20 @@ class ChatSession:
 
         Raises:
             EOFError: It was ``/exit``.
-            RequestError: There is no such command, or it cannot be carried out.
+            RequestError: There is no such command, or it cannot be carried out; the conversation
+                is as before.
         """
         name, _, argument = line.strip().partition(" ")
-        argument = argument.strip()
+        try:
+            return self._carry_out(name, argument.strip())
+        except (EOFError, RequestError):
+            raise
+        # A path, a disk and a file may fail in any way; the conversation must not be lost for it.
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            raise RequestError(f"{line.strip()}: {reason}") from error
+
+    def _carry_out(self, name: str, argument: str) -> str:
         match name:
             case "/exit" | "/quit":
                 raise EOFError
@@ -114,24 +124,38 @@ class ChatSession:
         raise RequestError(f"{name}: no such command; /help lists them")
 
     def _save(self, path: Path) -> str:
-        content = {"messages": self.prompt}
-        try:
-            path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", "utf-8")
-        except OSError as error:
-            raise RequestError(f"/save {path}: {error.strerror}") from error
+        text = json.dumps({"messages": self.prompt}, ensure_ascii=False, indent=2)
+        content = f"{text}\n".encode()  # before the file is opened, which empties it
+        path.write_bytes(content)
         return f"saved {len(self.messages)} messages to {path}"
 
     def _load(self, path: Path) -> str:
-        try:
-            messages = json.loads(path.read_text("utf-8"))["messages"]
-            loaded = [{"role": m["role"], "content": m["content"]} for m in messages]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RequestError(f"/load {path}: cannot be read: {error!r}") from error
-        self.system = ""
-        if loaded and loaded[0]["role"] == "system":
-            self.system = loaded.pop(0)["content"]
+        loaded = [_message(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
+        is_first_system = bool(loaded) and loaded[0]["role"] == "system"
+        self.system = loaded.pop(0)["content"] if is_first_system else ""
         self.messages = loaded
         return f"{len(loaded)} messages"
+
+
+def check_text(where: str, text: str) -> None:
+    """See that a text has no halves of surrogate pairs, which stand for bytes that are no UTF-8.
+
+    Raises:
+        RequestError: It has; it could be neither tokenized nor saved.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{where}: is not UTF-8") from error
+
+
+def _message(saved: Any) -> Message:  # JSON, of any shape
+    message = {"role": saved["role"], "content": saved["content"]}
+    for name, text in message.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{name} {text!r:.50}: must be text")
+        text.encode()  # JSON can write halves of surrogate pairs
+    return message
 
 
 def _path(name: str, argument: str) -> Path:
@@ -155,6 +179,7 @@ def talk(
     while True:
         try:
             text = _joined(read)
+            check_text("the line", text)
             if not text.strip():
                 continue
             if text.startswith("/"):
