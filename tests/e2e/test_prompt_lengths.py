@@ -148,11 +148,13 @@ def test_a_bad_call_says_what_is_wrong_and_runs_nothing(
 
 def test_a_bias_beyond_the_vocabulary_is_refused_and_not_ignored(tiny: Tiny) -> None:
     params = [SamplingParams(max_tokens=2, logit_bias={320: 1.0}), greedy_params(2)]
+    message = "logit_bias of token id 320: must be from 0 to 319"
     with tiny.open() as llm:
-        refused, other = llm.generate(["a", "b"], params)
-        assert refused["finish_reason"] == "error"
-        assert refused["error"] == "logit_bias of token id 320: must be from 0 to 319"
-        assert len(other["token_ids"]) == 2
+        with pytest.raises(RequestError, match=message):
+            llm.generate(["a", "b"], params)
+        with pytest.raises(RequestError, match=message):
+            llm.stream("a", params[0])
+        assert len(llm.generate("b", params[1])[0]["token_ids"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -221,6 +222,7 @@ def test_a_lost_process_ends_all_waiting_with_an_error(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: list[Callable[[], None]] = []
+    is_over = threading.Event()
 
     def watch(self: ControlGroup, on_lost: Callable[[], None], has_processes: bool) -> PeerWatch:
         assert has_processes
@@ -232,12 +234,14 @@ def test_a_lost_process_ends_all_waiting_with_an_error(
     def work(made: CudaCommunicator) -> str:
         made.raise_if_broken()
         if made.rank == 1:
+            is_over.wait(30)  # its memory, which the other one's kernel writes, stays until then
             return "dead"
         watched_here = [lost for lost in watched if lost.__self__ is made]  # type: ignore[attr-defined]  # a method
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(made.all_reduce, torch.ones(8))
             watched_here[0]()
             assert waiting.result(timeout=30) is not None
+        is_over.set()
         with pytest.raises(CommError, match="another rank is gone: its process has ended"):
             made.raise_if_broken()
         with pytest.raises(CommError, match="the communicator was aborted"):

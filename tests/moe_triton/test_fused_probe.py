@@ -11,7 +11,7 @@ from minisgl.plugin.commands import CommandContext, Subcommand
 from minisgl.plugin.discovery import discover
 from minisgl.plugin.manager import PluginManager
 from minisgl.plugin.spec import ProbeContext
-from minisgl_moe_triton import plugin
+from minisgl_moe_triton import command, plugin
 from minisgl_moe_triton.plugin import MOE, probe_moe
 
 GPU = ProbeContext(device="cuda", sm=90, dtype="bfloat16")
@@ -79,6 +79,14 @@ def test_a_wrong_bench_argument_is_refused(flags: dict[str, object], message: st
     context = CommandContext(PluginManager(discover("")), default_arguments(**flags), (), None)
     with pytest.raises(SettingsError, match=message):
         run(context)
+
+
+def test_the_command_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench_command().run == f"{command.__name__}:run"
+    monkeypatch.setattr(command, "find_spec", lambda package: None)
+    context = CommandContext(PluginManager(discover("")), default_arguments(), (), None)
+    with pytest.raises(SettingsError, match="bench moe: package triton is not installed"):
+        command.run(context)
 
 
 def default_arguments(**changes: object) -> argparse.Namespace:

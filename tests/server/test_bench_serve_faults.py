@@ -18,6 +18,7 @@ from minisgl_server.bench.http_stream import Timing, time_completion
 from minisgl_server.bench.workload import Task, trace_tasks
 
 DEEP = b"[" * 100_000
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 Answering = Callable[[bytes], BaseUrl]
 
@@ -172,6 +173,8 @@ def test_a_server_that_lists_no_models_is_told_from_none(
         (b"hello\r\n\r\n", "does not answer in HTTP"),
         (b"HTTP/1.1\r\n\r\n", "does not answer in HTTP"),
         (b"HTTP/1.1 503 Busy\r\n\r\nlater", "status 503: later"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n" + b"x" * 200_000 + b"end", "x" * 297 + "end"),
+        (CHUNKED + b"0" * ((16 << 20) + 1), "no stream of events"),
         (ok(b""), "the stream ended without usage"),
         (ok(b"data: {\n"), "no event of a completion: {"),
         (ok(b'data: {"a":' + DEEP + b"\n"), "no event of a completion"),
@@ -184,11 +187,11 @@ def test_a_server_that_lists_no_models_is_told_from_none(
         ),
         (ok(b'data: {"error": {"message": "full"}}\n'), "the server says full"),
         (ok(b'data: {"error": "full"}\n'), "the server says full"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "is cut"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndat", "is cut"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "is cut or no stream"),
+        (CHUNKED, "is cut"),
+        (CHUNKED + b"9\r\ndat", "is cut"),
+        (CHUNKED + b"zz\r\n", "is cut or no stream"),
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_an_answer_that_is_no_completion_is_an_error_of_its_request(
     answering: Answering, answer: bytes, complaint: str

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from minisgl.cli.main import main
-from minisgl.errors import RequestError
+from minisgl.errors import OutputError, RequestError
 from minisgl.sampling_params import SamplingParams
 from minisgl_server.chat.display import Display, MarkdownDisplay, PlainDisplay, split_blocks
 from minisgl_server.chat.session import ChatSession, talk
@@ -81,6 +81,17 @@ def say(session: ChatSession, *lines: str) -> tuple[str, list[str]]:
 def test_the_conversation_is_remembered(session: ChatSession, echo: Echo) -> None:
     assert say(session, "one two", "three") == ("onetwo\nthree\n", [])
     assert [m["content"] for m in echo.asked[1]] == ["one two", "onetwo", "three"]
+
+
+def test_output_that_cannot_be_written_ends_the_chat(session: ChatSession, echo: Echo) -> None:
+    class Full(Shown):
+        def piece(self, text: str) -> None:
+            raise OutputError("stdout: cannot be written: No space left on device")
+
+    inputs = iter(["one", "two"])
+    with pytest.raises(OutputError):
+        talk(session, lambda: next(inputs), Full())
+    assert len(echo.asked) == 1
 
 
 def test_resetting_and_a_system_message_begin_anew(session: ChatSession, echo: Echo) -> None:

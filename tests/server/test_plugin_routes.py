@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
@@ -101,6 +101,27 @@ def test_another_method_of_a_path_is_not_taken(
     app = create_app(idle_state)
     add_plugin_routes(app, load(monkeypatch, [Route("/health", say_hi, methods=["POST"])]))
     assert TestClient(app).post("/health").text == "hi"
+
+
+def test_a_route_with_one_method_that_is_free_is_served(
+    idle_state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Route("/health", say_hi, methods=["GET", "POST"])
+    app = create_app(idle_state)
+    add_plugin_routes(app, load(monkeypatch, [both]))
+    assert TestClient(app).post("/health").text == "hi"
+
+
+def test_routes_by_host_do_not_keep_others_out(
+    idle_state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_host = Host("elsewhere.example", Router([Route("/theirs", say_hi)]))
+    app = create_app(idle_state)
+    plugins = load(monkeypatch, [by_host], [MINE])
+    add_plugin_routes(app, plugins)
+    assert not plugins.failures
+    assert TestClient(app).get("/mine").text == "hi"
+    assert TestClient(app, base_url="http://elsewhere.example").get("/theirs").text == "hi"
 
 
 def test_new_routes_are_not_given_a_name_of_the_server(

@@ -12,6 +12,7 @@ import pytest
 
 from minisgl.errors import SettingsError
 from minisgl.plugin.manager import PluginManager
+from minisgl.weights.hub import HubSource
 from minisgl.workers.preflight import check_settings
 from tests.server.server_process import ServerProcess
 
@@ -31,6 +32,16 @@ def test_a_model_that_is_there_passes(manager: PluginManager, tiny_model: Path) 
 
 def test_a_hub_id_is_not_fetched(manager: PluginManager) -> None:
     check(manager, model="owner/name", tp=3)
+
+
+def test_a_source_that_fetches_is_not_asked(
+    manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The hub takes what it is told to, even the name of a folder that is there.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    monkeypatch.setattr(HubSource, "open", lambda self, model: pytest.fail("it was asked"))
+    check(manager, model="owner/name", model_source="hub")
 
 
 @pytest.mark.parametrize("kind", ["attn", "cache", "moe", "kernels", "comm", "policy"])

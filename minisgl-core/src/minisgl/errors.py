@@ -43,6 +43,10 @@ class IntegrityError(MinisglError, AssertionError):
     """The books do not add up, such as a page freed twice: a bug in whoever made the call."""
 
 
+class OutputError(MinisglError):
+    """Standard output is full, closed, or cannot show a character."""
+
+
 class CommError(MinisglError):
     """The ranks of a tensor-parallel group could not meet, or one of them is gone."""
 

@@ -44,7 +44,7 @@ def minisgl_subcommands() -> list[Subcommand]:
         Subcommand(
             name="bench moe",
             summary="time the fused MoE on this GPU; with --tune, find better tiles",
-            run="minisgl_moe_triton.bench:run",
+            run="minisgl_moe_triton.command:run",
             add_arguments=_add_arguments,
         )
     ]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from minisgl.cli.main import main
-from minisgl.cli.output import CheckedOutput, OutputError
+from minisgl.cli.output import CheckedOutput
+from minisgl.errors import OutputError
 
 FULL = Path("/dev/full")
 WORDS = {

@@ -163,3 +163,22 @@ def test_a_machine_can_be_described_without_its_gpus() -> None:
 def test_hidden_gpus_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert read_machine().device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("visible", "reason"),
+    [
+        ("", "cpu (no NVIDIA GPU 1 is found among CUDA_VISIBLE_DEVICES=), float32"),
+        ("0", "cpu (no NVIDIA GPU 1 is found among CUDA_VISIBLE_DEVICES=0), float32"),
+        (
+            "0, GPU-6a",
+            "cpu (CUDA_VISIBLE_DEVICES names GPU 1 by UUID, which is not looked up",
+        ),
+    ],
+)
+def test_a_gpu_that_is_asked_for_and_not_found_has_a_reason(
+    visible: str, reason: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert main(["plugins", "--device", "cuda:1"]) == 0
+    assert f"asked for: {reason}" in capsys.readouterr().out

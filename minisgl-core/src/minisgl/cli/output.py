@@ -9,11 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
-from minisgl.errors import MinisglError
-
-
-class OutputError(MinisglError):
-    """Standard output is full, closed, or cannot show a character."""
+from minisgl.errors import OutputError
 
 
 class CheckedOutput:

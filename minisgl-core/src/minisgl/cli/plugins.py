@@ -38,11 +38,6 @@ def run(context: CommandContext) -> int:
         )
     wanted = _checked("--device", arguments.device, r"auto|cpu|cuda(:\d{1,3})?")
     machine = read_machine(wanted)
-    if wanted.startswith("cuda") and not machine.gpu:
-        raise SettingsError(
-            f"--device {wanted}: no such NVIDIA GPU is found; CUDA_VISIBLE_DEVICES may hide it, or "
-            "name it by UUID; auto and cpu are always there"
-        )
     if context.positionals:
         return write_report(examine(context.plugins, machine), arguments.json)
     probe = probe_context(context.plugins, machine, arguments)
@@ -106,7 +101,8 @@ def _write_table(
     plugins: PluginManager, machine: Machine, probe: ProbeContext, rows: Sequence[Row]
 ) -> None:
     place = f"{machine.gpu}, compute capability {machine.sm}" if machine.sm else "cpu"
-    note = f" ({machine.note}: {machine.gpu})" if machine.note and not machine.sm else ""
+    notes = [text for text in (machine.note, machine.gpu) if text and not machine.sm]
+    note = f" ({': '.join(notes)})" if notes else ""
     lines = [f"asked for: {place}{note}, {probe.dtype}", ""]
     lines += _aligned([_HEADER, *(_cells(row) for row in rows)])
     hooks = [f"{offer.name} ({offer.distribution})" for offer in plugins.hooks.loaded]

@@ -50,7 +50,7 @@ def read_machine(wanted: str = "auto") -> Machine:
     index = int(wanted.partition(":")[2] or 0)
     gpu = _query_gpu(index)
     if gpu is None:
-        return Machine(note="no usable NVIDIA GPU" if wanted != "auto" else "")
+        return Machine(note=_why_unknown(index) if wanted != "auto" else "")
     if not _torch_cuda_version():
         return Machine(gpu=gpu[1], note="the installed torch is built without CUDA")
     return Machine(device="cuda", sm=gpu[0], gpu=gpu[1])
@@ -71,6 +71,17 @@ def _torch_cuda_version() -> str:
         return ""
     match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return match[1] if match else ""
+
+
+def _why_unknown(index: int) -> str:
+    """Say why nothing is known of a GPU that was asked for."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return f"no NVIDIA GPU {index} is found"
+    entries = [entry.strip() for entry in visible.split(",")]
+    if index < len(entries) and entries[index].startswith(("GPU-", "MIG-")):
+        return f"CUDA_VISIBLE_DEVICES names GPU {index} by UUID, which is not looked up here"
+    return f"no NVIDIA GPU {index} is found among CUDA_VISIBLE_DEVICES={visible}"
 
 
 def _query_gpu(index: int) -> tuple[int, str] | None:

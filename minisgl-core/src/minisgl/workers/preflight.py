@@ -8,8 +8,9 @@ from minisgl.errors import ModelError, PluginError, SettingsError
 from minisgl.layers.shard import split_heads
 from minisgl.models.families import FAMILIES
 from minisgl.scheduler.record_path import record_path
+from minisgl.weights.gguf import GGUFSource
+from minisgl.weights.local import LocalSource
 from minisgl.weights.resolve import find_source
-from minisgl.weights.user_path import user_path
 
 if TYPE_CHECKING:
     from minisgl.config.load import Settings
@@ -56,9 +57,8 @@ def _open_local(settings: Settings, manager: PluginManager) -> ModelFiles | None
         revision=model.revision,
         settings_of=settings.plugin,
     )
-    path = user_path(model.model)
-    is_local = path is not None and (path.exists() or path.suffix.lower() == ".gguf")
-    return source.open(model.model) if is_local else None
+    # Other sources fetch what they open.
+    return source.open(model.model) if isinstance(source, LocalSource | GGUFSource) else None
 
 
 def _check_heads(files: ModelFiles, num_ranks: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Match, Mount, Route, WebSocketRoute
@@ -10,6 +10,8 @@ from starlette.routing import BaseRoute, Match, Mount, Route, WebSocketRoute
 from minisgl.errors import PluginError
 from minisgl.plugin.hook_plugins import HookPlugins
 from minisgl.plugin.hooks import server_routes
+
+_BARE: dict[str, object] = {"headers": []}  # which routes by host read
 
 
 def add_plugin_routes(app: FastAPI, hooks: HookPlugins) -> None:
@@ -35,11 +37,15 @@ class _Adder:
         """
         added: list[BaseRoute] = []
         for route in routes:
-            for scope in _scopes(route):
-                if any(each.matches(scope)[0] is Match.FULL for each in (*self._known, *added)):
-                    raise PluginError(f"the route {_words(scope)} is taken")
+            scopes = list(_scopes(route))
+            if scopes and all(_is_taken(scope, (*self._known, *added)) for scope in scopes):
+                raise PluginError(f"the route {_words(scopes[0])} is taken")
             added.append(route)
         self._known += added
+
+
+def _is_taken(scope: dict[str, object], routes: Iterable[BaseRoute]) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 def _scopes(route: BaseRoute) -> Iterator[dict[str, object]]:
@@ -49,11 +55,11 @@ def _scopes(route: BaseRoute) -> Iterator[dict[str, object]]:
         if "GET" in methods:
             methods.discard("HEAD")  # which Starlette adds, and FastAPI does not
         for method in sorted(methods):
-            yield {"type": "http", "path": route.path, "method": method}
+            yield _BARE | {"type": "http", "path": route.path, "method": method}
     elif isinstance(route, WebSocketRoute):
-        yield {"type": "websocket", "path": route.path}
+        yield _BARE | {"type": "websocket", "path": route.path}
     elif isinstance(route, Mount):
-        yield {"type": "http", "path": f"{route.path}/{{path}}", "method": "GET"}
+        yield _BARE | {"type": "http", "path": f"{route.path}/{{path}}", "method": "GET"}
 
 
 def _words(scope: dict[str, object]) -> str:

@@ -131,7 +131,10 @@ async def _read_head(reader: asyncio.StreamReader) -> bool:
     except (ValueError, EOFError, asyncio.LimitOverrunError) as error:
         raise ProtocolError("the server does not answer in HTTP/1.1") from error
     if status != b"200":
-        text = (await reader.read(_LIMIT)).decode(errors="replace")
+        body = b""
+        while len(body) < _LIMIT and (data := await reader.read(1 << 16)):
+            body += data
+        text = body.decode(errors="replace")
         raise ProtocolError(f"status {status.decode()}: {text[-_SHOWN:]}")
     return b"transfer-encoding: chunked" in lines
 
@@ -145,7 +148,7 @@ async def _lines(reader: asyncio.StreamReader, is_chunked: bool) -> AsyncIterato
                 yield line
             if len(rest) > _LIMIT:
                 raise ValueError("a line without end")
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, asyncio.LimitOverrunError) as error:
         raise ProtocolError(f"the answer is cut or no stream of events: {error}") from error
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from minisgl.errors import MinisglError, RequestError
+from minisgl.errors import MinisglError, OutputError, RequestError
 from minisgl.sampling_params import SamplingParams
 from minisgl_server.chat.display import Display
 
@@ -190,6 +190,8 @@ def talk(
             return
         except KeyboardInterrupt:
             display.tell("(Ctrl-D or /exit leaves)")
+        except OutputError:
+            raise  # every answer would be lost like this one
         except MinisglError as error:
             display.tell(str(error))
 
