@@ -45,6 +45,17 @@ def interrupt(context: Context, at: int) -> bool:
     return False
 
 
+def test_blocks_do_not_nest() -> None:
+    context = Context(page_size=4)
+    context.attn_backend = OWN
+    with (
+        pytest.raises(AssertionError, match="does not nest"),
+        context.forward_batch(BATCH),
+        context.forward_batch(BATCH),
+    ):
+        pass
+
+
 def test_a_context_that_was_interrupted_anywhere_takes_the_next_batch() -> None:
     context = Context(page_size=4)
     context.attn_backend = OWN

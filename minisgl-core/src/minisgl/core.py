@@ -267,6 +267,7 @@ class Context:
                 self._covered_backend = self.attn_backend
                 self.attn_backend = attn_backend
             yield
+            assert self._batch is batch, "forward_batch does not nest"
         finally:
             self._leave_batch()
             _ACTIVE.reset(token)
