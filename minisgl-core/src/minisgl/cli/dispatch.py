@@ -8,11 +8,10 @@ from functools import partial
 
 from minisgl.cli.command_code import import_code, run_command
 from minisgl.cli.parser import find_command, help_text, parse, split_command
+from minisgl.cli.quiet_start import EXIT_USAGE
 from minisgl.errors import PluginError
 from minisgl.plugin.discovery import CORE
 from minisgl.plugin.manager import PluginManager
-
-EXIT_USAGE = 2
 
 
 def prepare(arguments: list[str]) -> Callable[[], int]:

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from minisgl.cli.output import checked_output
-from minisgl.cli.quiet_start import EXIT_INTERRUPTED, quiet_start
+from minisgl.cli.quiet_start import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, quiet_start
 from minisgl.errors import MinisglError, RequestError, SettingsError
 
 logger = logging.getLogger(__name__)
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

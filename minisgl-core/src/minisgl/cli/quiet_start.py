@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+EXIT_FAILED, EXIT_USAGE = 1, 2
 EXIT_INTERRUPTED = 130  # what a shell reports for SIGINT
 
 
