@@ -49,7 +49,8 @@ struct Ring {
     INLINE void release(int which) const {
         if (threadIdx.x % 128 < BLOCKS) arrive_at(empty + which, threadIdx.x % 128);
     }
-    // A warpgroup takes so many steps, at least one: `multiply` starts the products of the slot that it is given.
+    // A warpgroup takes so many steps, at least one: `multiply` starts the products of the slot
+    // that it is given.
     template <class F>
     INLINE void take(int num_steps, F multiply) {
         int previous = 0;
