@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from minisgl.errors import RequestError
+from minisgl.errors import RequestError, SettingsError
 from minisgl.shown import shown
 
 GREEDY_TEMPERATURE = 1e-5
@@ -85,6 +85,19 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise RequestError(f"{name} {shown(value)}: must be true or false")
+
+    @classmethod
+    def from_flags(cls, values: Mapping[str, Any]) -> SamplingParams:  # Any: of each field
+        """Make parameters of what was given as flags, by the names of fields.
+
+        Raises:
+            SettingsError: A value is not allowed; the message names the flag.
+        """
+        try:
+            return cls(**values)
+        except RequestError as error:  # it begins with the name of the field, which the flag has
+            name, _, rest = str(error).replace(" max_tokens ", " --max-tokens ").partition(" ")
+            raise SettingsError(f"--{name.replace('_', '-')} {rest}") from error
 
     @property
     def is_greedy(self) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from minisgl.config.load import Settings
-from minisgl.errors import RequestError, SettingsError
+from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
 from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
@@ -153,17 +153,10 @@ def sampling_params(arguments: Namespace) -> SamplingParams:
     Raises:
         SettingsError: A value is out of range.
     """
-    given = {name: getattr(arguments, name) for name in _PLAIN_PARAMS}
-    try:
-        return SamplingParams(
-            max_tokens=DEFAULT_MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens,
-            stop=tuple(arguments.stop or ()),
-            ignore_eos=arguments.ignore_eos,
-            **{name: value for name, value in given.items() if value is not None},
-        )
-    except RequestError as error:  # it begins with the name of the field, which the flag has too
-        name, _, rest = str(error).replace(" max_tokens ", " --max-tokens ").partition(" ")
-        raise SettingsError(f"--{name.replace('_', '-')} {rest}") from error
+    given = {name: getattr(arguments, name) for name in ("max_tokens", *_PLAIN_PARAMS)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    fixed = {"stop": tuple(arguments.stop or ()), "ignore_eos": arguments.ignore_eos}
+    return SamplingParams.from_flags({"max_tokens": DEFAULT_MAX_TOKENS, **fixed, **chosen})
 
 
 def read_prompts(context: CommandContext) -> list[str]:

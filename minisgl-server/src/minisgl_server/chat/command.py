@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from minisgl.errors import RequestError
 from minisgl.plugin.commands import CommandContext
 from minisgl.sampling_params import SamplingParams
+from minisgl.tokenizer.encode import check_unicode
 from minisgl_server.chat.display import open_display
-from minisgl_server.chat.session import ChatSession, check_text, talk
+from minisgl_server.chat.session import ChatSession, talk
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM
@@ -26,7 +27,8 @@ def run(context: CommandContext) -> int:
     """Talk until the input ends.
 
     Raises:
-        RequestError: A sampling parameter is out of range, or the system message no UTF-8.
+        SettingsError: A sampling flag is out of range.
+        RequestError: The system message is no UTF-8.
         ModelError: The model cannot be run.
     """
     # Only here, because it imports torch: help and wrong flags do not wait for that.
@@ -34,7 +36,7 @@ def run(context: CommandContext) -> int:
 
     params = _sampling_params(context.arguments)
     system = context.arguments.system or ""
-    check_text("--system", system)
+    check_unicode("--system", system)
     is_terminal = sys.stdin.isatty()
     with LLM(**context.filled_settings.given) as llm:
         session = ChatSession(LLMAnswers(llm), params, system)
@@ -67,11 +69,7 @@ def _sampling_params(arguments: Namespace) -> SamplingParams:
     given = {name: getattr(arguments, name, None) for name in _PARAMS}
     defaults = {"max_tokens": None, "temperature": 0.7, "top_p": 0.95}
     chosen = {name: value for name, value in given.items() if value is not None}
-    try:
-        return SamplingParams(**(defaults | chosen))
-    except RequestError as error:
-        field, _, rest = str(error).partition(" ")  # the user knows fields as flags
-        raise RequestError(f"--{field.replace('_', '-')} {rest}") from error
+    return SamplingParams.from_flags(defaults | chosen)
 
 
 def _terminal_reader() -> Callable[[], str]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from minisgl.errors import MinisglError, OutputError, RequestError
 from minisgl.sampling_params import SamplingParams
+from minisgl.tokenizer.encode import check_unicode
 from minisgl_server.chat.display import Display
 
 Message = dict[str, str]
@@ -137,18 +138,6 @@ class ChatSession:
         return f"{len(loaded)} messages"
 
 
-def check_text(where: str, text: str) -> None:
-    """See that a text has no halves of surrogate pairs, which stand for bytes that are no UTF-8.
-
-    Raises:
-        RequestError: It has; it could be neither tokenized nor saved.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{where}: is not UTF-8") from error
-
-
 def _message(saved: Any) -> Message:  # JSON, of any shape
     message = {"role": saved["role"], "content": saved["content"]}
     for name, text in message.items():
@@ -179,7 +168,7 @@ def talk(
     while True:
         try:
             text = _joined(read)
-            check_text("the line", text)
+            check_unicode("the line", text)
             if not text.strip():
                 continue
             if text.startswith("/"):
