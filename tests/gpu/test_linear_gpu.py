@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minisgl.ops.contract import PackedLinear
 from minisgl_kernels_cuda.activation import build_activations
 from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.driver import DeviceLoader, device_size
@@ -157,8 +158,7 @@ def test_a_chain_gives_the_same_bits_at_every_replay(
     kernels: Mapping[torch.dtype, PlannedKernels], loader: DeviceLoader, rows: int
 ) -> None:
     # Kernels overlap in a replayed graph, where one that does not wait as it should would differ.
-    fused_add_rms_norm = Norms(loader, BF16).fused_add_rms_norm
-    scale, products = gpu(1024, seed=9), []
+    products = []
     plans = [p for p in PLANS[1:] if has_kernel(p, rows)]
     for i, plan in enumerate(plans):
         kernels[BF16].plan = plan
@@ -166,12 +166,7 @@ def test_a_chain_gives_the_same_bits_at_every_replay(
         down = kernels[BF16].pack_linear(gpu(1024, 2048, seed=2 * i + 1) / 32, None)
         products.append((up, down))
 
-    def step(x: Tensor, residual: Tensor) -> Tensor:
-        for up, down in products:
-            x, residual = fused_add_rms_norm(down(up(x)), residual, scale, 1e-6)
-        return x
-
-    compare_replays(step, rows)
+    compare_replays(loader, products, rows)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +221,6 @@ def test_a_gated_product_of_many_rows_is_the_activation_of_the_product(
 def test_a_chain_of_many_rows_gives_the_same_bits_at_every_replay(
     many: Mapping[torch.dtype, LargeKernels], loader: DeviceLoader, rows: int
 ) -> None:
-    fused_add_rms_norm, scale = Norms(loader, BF16).fused_add_rms_norm, gpu(1024, seed=9)
     products = [
         (
             many[BF16].pack_gated_linear(gpu(4096, 1024, seed=2 * i) / 32, None, "silu"),
@@ -235,12 +229,7 @@ def test_a_chain_of_many_rows_gives_the_same_bits_at_every_replay(
         for i in range(3)
     ]
 
-    def step(x: Tensor, residual: Tensor) -> Tensor:
-        for up, down in products:
-            x, residual = fused_add_rms_norm(down(up(x)), residual, scale, 1e-6)
-        return x
-
-    compare_replays(step, rows)
+    compare_replays(loader, products, rows)
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +271,6 @@ def test_a_chain_of_wide_products_gives_the_same_bits_at_every_replay(
     wide: Mapping[torch.dtype, LargeKernels], many: Mapping[torch.dtype, LargeKernels],
     loader: DeviceLoader, rows: int,
 ) -> None:  # fmt: skip
-    fused_add_rms_norm, scale = Norms(loader, BF16).fused_add_rms_norm, gpu(1024, seed=9)
     products = [
         (
             wide[BF16].pack_gated_linear(gpu(40_960, 1024, seed=2 * i) / 32, None, "silu"),
@@ -291,16 +279,20 @@ def test_a_chain_of_wide_products_gives_the_same_bits_at_every_replay(
         for i in range(3)
     ]
 
+    compare_replays(loader, products, rows)
+
+
+def compare_replays(
+    loader: DeviceLoader, products: Sequence[tuple[PackedLinear, PackedLinear]], rows: int
+) -> None:
+    """Capture a chain of products and norms; compare replays on new inputs with calls one by one."""
+    fused_add_rms_norm, scale = Norms(loader, BF16).fused_add_rms_norm, gpu(1024, seed=9)
+
     def step(x: Tensor, residual: Tensor) -> Tensor:
         for up, down in products:
             x, residual = fused_add_rms_norm(down(up(x)), residual, scale, 1e-6)
         return x
 
-    compare_replays(step, rows)
-
-
-def compare_replays(step: Callable[[Tensor, Tensor], Tensor], rows: int) -> None:
-    """Capture a step and compare replays on new inputs with calls one by one."""
     x, residual = gpu(rows, 1024), torch.zeros(rows, 1024, dtype=BF16, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.errors import WorkerError
 from tests.server.pace import pace_env
-from tests.server.server_process import ServerProcess, events, is_running
 from tests.tiny_models import TinyModel, save_tiny_model
+from tests.tp.killed_rank import check_a_killed_rank_ends_the_server
 from tests.tp.spare_clock import GONE_S, PATIENCE_S, SpareClock
 
 pytestmark = [
@@ -66,26 +65,5 @@ def test_a_killed_rank_ends_everything_offline(folder: Path, comm: str, graphs: 
 def test_a_killed_rank_ends_the_server_with_an_error_for_every_request(
     folder: Path, tmp_path: Path, rank: int
 ) -> None:
-    flags = ("--tp=2", "--num-pages=512", "--num-tokenizer=0", "--max-running-requests=2")
-    # The third stream has no headers before the server says that it is still there; the others
-    # must not have ended by then.
-    body = {"prompt": "a", "ignore_eos": True, "max_tokens": 1500, "stream": True}
-    with ServerProcess(folder, tmp_path, *flags, **pace_env(tmp_path)) as server:
-        server.wait_until_ready()
-        workers = server.workers()
-        with ExitStack() as stack:
-            http = stack.enter_context(server.client())
-            streams = [
-                stack.enter_context(http.stream("POST", "/v1/completions", json=body)).iter_lines()
-                for _ in range(3)
-            ]
-            next(streams[0])
-            clock = SpareClock()
-            workers[1 + rank].send_signal(signal.SIGKILL)
-            answers = ["\n".join(lines) for lines in streams]
-        assert server.wait(PATIENCE_S) == 1
-        assert clock.stop() < GONE_S
-        for answer in answers:
-            assert f"scheduler {rank} was killed by signal 9" in events(answer)[-1], server.log
-        assert not any(map(is_running, workers))
-        assert server.leftovers() == []
+    flags = ("--tp=2", "--num-pages=512")
+    check_a_killed_rank_ends_the_server(folder, tmp_path, flags, pace_env(tmp_path), rank)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from minisgl import LLM, SamplingParams
-from tests.server.server_process import ServerProcess, events, is_running
+from tests.server.server_process import ServerProcess, is_running
 from tests.tiny_models import TinyModel
+from tests.tp.killed_rank import check_a_killed_rank_ends_the_server
 from tests.tp.spare_clock import GONE_S, PATIENCE_S, SpareClock
 
 pytestmark = pytest.mark.slow
@@ -49,28 +48,7 @@ def test_a_server_is_two_processes_and_its_ranks_and_says_what_one_rank_does(
 def test_a_killed_rank_ends_the_server_with_an_error_for_every_request(
     folder: Path, tmp_path: Path, paced: dict[str, str], rank: int
 ) -> None:
-    flags = (*FLAGS, "--num-tokenizer=0", "--max-running-requests=2")  # the third one waits
-    body = {"prompt": "a", "ignore_eos": True, "max_tokens": 1500, "stream": True}
-    with ServerProcess(folder, tmp_path, *flags, **paced) as server:
-        server.wait_until_ready()
-        workers = server.workers()
-        with ExitStack() as stack:
-            http = stack.enter_context(server.client())
-            streams = [
-                stack.enter_context(http.stream("POST", "/v1/completions", json=body)).iter_lines()
-                for _ in range(3)
-            ]
-            next(streams[0])
-            clock = SpareClock()
-            workers[1 + rank].send_signal(signal.SIGKILL)
-            answers = ["\n".join(lines) for lines in streams]
-        assert server.wait(PATIENCE_S) == 1
-        assert clock.stop() < GONE_S
-        for answer in answers:
-            last = json.loads(events(answer)[-1])
-            assert f"scheduler {rank} was killed by signal 9" in last["error"]["message"]
-        assert not any(map(is_running, workers))
-        assert server.leftovers() == []
+    check_a_killed_rank_ends_the_server(folder, tmp_path, FLAGS, paced, rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
