@@ -285,7 +285,7 @@ def test_a_chain_of_wide_products_gives_the_same_bits_at_every_replay(
 def compare_replays(
     loader: DeviceLoader, products: Sequence[tuple[PackedLinear, PackedLinear]], rows: int
 ) -> None:
-    """Capture a chain of products and norms; compare replays on new inputs with calls one by one."""
+    """Capture a chain of products and norms; compare replays on new inputs with single calls."""
     fused_add_rms_norm, scale = Norms(loader, BF16).fused_add_rms_norm, gpu(1024, seed=9)
 
     def step(x: Tensor, residual: Tensor) -> Tensor:
