@@ -3,6 +3,7 @@
     python benchmarks/gpu_attention.py                              # fi and fa
     python benchmarks/gpu_attention.py --backends fi,fa --json out.json
     python benchmarks/gpu_attention.py --heads 40,8 --page-sizes 16
+    python benchmarks/gpu_attention.py --backends fi,fa,cuda --phase prefill
 
 Each line is the time of one layer's call on the device, from the replay of a CUDA graph that holds
 enough layers that no cache keeps their KV, beside what bounds it: the bandwidth at which a decode
@@ -67,7 +68,11 @@ class Case:
 
 CASES = [
     *(Case("decode", n, seq_len, 1) for seq_len in (1024, 8192) for n in (1, 64, 256)),
+    Case("prefill", 16, 512, 512),
+    Case("prefill", 64, 512, 512),
     Case("prefill", 16, 1024, 1024),
+    Case("prefill", 4, 2048, 2048),
+    Case("prefill", 1, 8192, 8192),
     Case("prefill", 8, 1024, 256),
 ]
 SPECS = {
@@ -229,8 +234,8 @@ def rate(case: Case, sizes: Sizes, microseconds: float) -> float:
     return 4 * pairs * sizes.num_qo_heads * sizes.head_dim / microseconds / 1e6
 
 
-def run_all(names: Sequence[str], sizes_of: Sequence[Sizes]) -> list[Result]:
-    """Time every backend that works here, printing each line as it comes."""
+def run_all(names: Sequence[str], sizes_of: Sequence[Sizes], phase: str = "") -> list[Result]:
+    """Time every backend that works here, in one phase or all, printing each line as it comes."""
     results = []
     for name in names:
         spec = load(SPECS[name])
@@ -248,8 +253,9 @@ def run_all(names: Sequence[str], sizes_of: Sequence[Sizes]) -> list[Result]:
             if not answer.ok:
                 continue
             factory = cast("Factory", load(spec.factory))
+            can = answer.capabilities or spec.capabilities
             for case in CASES:
-                if case.phase not in spec.capabilities.phases:
+                if phase not in ("", case.phase) or case.phase not in can.phases:
                     continue
                 try:
                     result = run_case(name, factory, sizes, case)
@@ -281,6 +287,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--page-sizes", default="16,128")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    parser.add_argument("--phase", default="", choices=("", "prefill", "decode"), help="or both")
     parser.add_argument("--json", type=Path, help="file to write the results to")
     args = parser.parse_args()
     require_gpus(parser)
@@ -293,7 +300,7 @@ def main() -> None:
         f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, {args.dtype}, {args.heads}"
     )
     with torch.inference_mode():
-        results = run_all(args.backends.split(","), sizes_of)
+        results = run_all(args.backends.split(","), sizes_of, args.phase)
     if args.json is not None:
         args.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
 

@@ -377,6 +377,16 @@ inline u16 float_to_f16(float value) {
     return bits;
 }
 
+#if MINISGL_DTYPE == MINISGL_BF16
+inline u32 narrow_pair(float first, float second) {
+    return float_to_bf16(first) | u32(float_to_bf16(second)) << 16;
+}
+#else
+inline u32 narrow_pair(float first, float second) {
+    return float_to_f16(first) | u32(float_to_f16(second)) << 16;
+}
+#endif
+
 // The layout of m16n8k16: PTX ISA, "Matrix fragments for mma.m16n8k16", 16-bit types.
 inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     struct Operands {

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import minisgl_kernels_cuda
-from minisgl_kernels_cuda.units import Launch, Loader, Unit, macro_of
+from minisgl_kernels_cuda.units import HeadsShape, Launch, Loader, Unit, macro_of
 
 SOURCES = Path(minisgl_kernels_cuda.__file__).parent / "sources"
 HEADERS = Path(__file__).parent
@@ -71,6 +71,10 @@ class SimulatedLoader(Loader):
 
     def matrix_map(self, address: int, num_rows: int, num_columns: int, box_rows: int) -> bytes:
         return struct.pack("=QQQQ96x", address, num_rows, num_columns, box_rows)
+
+    def heads_map(self, address: int, shape: HeadsShape, box: tuple[int, int]) -> bytes:
+        heads = (shape.num_tokens, shape.token_stride, shape.num_heads, shape.head_dim)
+        return struct.pack("=QQQQQQQ72x", address, *heads, *box)
 
 
 def build(unit: Unit, macro: int, built: Path) -> None:

@@ -39,6 +39,13 @@ inline T* in_block(T* at, int rank) {
     return reinterpret_cast<T*>(address + (rank - device.current->block->rank) * SHARED_BYTES);
 }
 
+// The place of a piece of a box's line. The engine swizzles by address, so a box may begin at any
+// line.
+inline uint4* place_in_box(uint4* box, int line, int piece) {
+    int first = reinterpret_cast<uintptr_t>(box) / 128 % 8;
+    return box + line * LINE + (piece ^ (first + line) % 8);
+}
+
 // Visits the pieces of a box: their places in shared memory, and the first elements in the matrix,
 // or null outside.
 template <typename F>
@@ -49,8 +56,31 @@ inline void for_pieces(uint4* box, const MatrixMap& map, int column, int row, F 
             i64 at_row = row + line, at_column = column + piece * 8;
             bool is_there = at_row >= 0 && at_row < matrix.rows && at_column < matrix.columns;
             auto* element = matrix.elements + at_row * matrix.columns + at_column;
-            visit(box + swizzled(line, piece), is_there ? const_cast<u16*>(element) : nullptr);
+            visit(place_in_box(box, line, piece), is_there ? const_cast<u16*>(element) : nullptr);
         }
+}
+
+// What the host puts into the map of heads of tokens.
+struct Heads {
+    const u16* elements;
+    i64 tokens, token_stride, heads, head_dim, box_tokens, box_heads;
+};
+
+inline void load_heads(uint4* to, const MatrixMap& map, int column, int head, int token,
+                       Arrivals* arrivals) {
+    Heads matrix;
+    memcpy(&matrix, &map, sizeof(matrix));
+    int num_lines = matrix.box_tokens * matrix.box_heads;
+    for (int line = 0; line < num_lines; line++)
+        for (int piece = 0; piece < LINE; piece++) {
+            i64 t = token + line / matrix.box_heads, h = head + line % matrix.box_heads;
+            auto* from = matrix.elements + t * matrix.token_stride + h * matrix.head_dim + column;
+            bool is_there = t < matrix.tokens && h < matrix.heads;
+            *place_in_box(to, line, piece) =
+                is_there ? reinterpret_cast<const uint4*>(from)[piece] : uint4{};
+        }
+    arrivals->num_bytes -= num_lines * 128;
+    end_phase_if_complete(*arrivals);
 }
 
 inline void load(uint4* to, const MatrixMap& map, int column, int row, Arrivals* arrivals) {
@@ -63,8 +93,7 @@ inline void load(uint4* to, const MatrixMap& map, int column, int row, Arrivals*
 
 // As copies, loads happen at once or as late as they may, when someone waits for them: two of five
 // at once, so that a ring with three in a step sees each of them both ways in all of its places.
-inline void start_load(uint4* to, const MatrixMap& map, int column, int row, Arrivals* arrivals) {
-    auto perform = [=] { load(to, map, column, row, arrivals); };
+inline void start_load(Arrivals* arrivals, std::function<void()> perform) {
     if (device.num_loads++ % 5 < 2) perform();
     else device.loads.push_back({arrivals, perform});
 }
@@ -92,6 +121,7 @@ inline void arrive_and_expect(Arrivals* arrivals, u32 num_bytes) {
     arrivals->num_missing--;
     sim::end_phase_if_complete(*arrivals);
 }
+inline void arrive(Arrivals* arrivals) { arrive_and_expect(arrivals, 0); }
 inline void arrive_at(Arrivals* arrivals, int rank) {
     arrive_and_expect(sim::in_block(arrivals, rank), 0);
 }
@@ -101,12 +131,20 @@ inline void wait_for(Arrivals* arrivals, int parity) {
 }
 
 inline void load_box(uint4* to, const MatrixMap& from, int column, int row, Arrivals* arrivals) {
-    sim::start_load(to, from, column, row, arrivals);
+    sim::start_load(arrivals, [=] { sim::load(to, from, column, row, arrivals); });
+}
+inline void load_heads(uint4* to, const MatrixMap& from, int column, int head, int token,
+                       Arrivals* arrivals) {
+    sim::start_load(arrivals,
+                    [=] { sim::load_heads(to, from, column, head, token, arrivals); });
 }
 inline void load_box_for_both(uint4* to, const MatrixMap& from, int column, int row,
                               Arrivals* arrivals) {
-    for (int rank = 0; rank < 2; rank++)
-        sim::start_load(sim::in_block(to, rank), from, column, row, sim::in_block(arrivals, rank));
+    for (int rank = 0; rank < 2; rank++) {
+        auto* there = sim::in_block(to, rank);
+        auto* its = sim::in_block(arrivals, rank);
+        sim::start_load(its, [=] { sim::load(there, from, column, row, its); });
+    }
 }
 
 // Every second store happens at once, the others when the thread waits. Those nobody waits for are
@@ -145,6 +183,17 @@ inline void warpgroup_barrier(int number) {
     auto& group = sim::device.current->block->named[number];
     group.num_alive = 128;
     sim::meet(group);
+}
+
+inline void wait_for_turn(int number) {
+    auto& group = sim::device.current->block->named[number];
+    group.num_alive = 256;
+    sim::meet(group);
+}
+inline void pass_turn(int number) {
+    auto& group = sim::device.current->block->named[number];
+    group.num_alive = 256;
+    if (++group.num_waiting == group.num_alive) sim::open(group);
 }
 
 template <int N>

@@ -75,8 +75,9 @@ def make_cuda(case: AttentionCase, context: ProbeContext) -> AttentionBackend:
         pytest.skip(f"cuda: {answer.reason}")
     from minisgl_kernels_cuda.attention import build_attention  # noqa: PLC0415
 
-    # It serves decode alone.
     config = case.config()
+    if "prefill" in answer.capabilities.phases:
+        return build_attention(config)
     return SplitAttentionBackend(TorchAttentionBackend(config), build_attention(config))
 
 

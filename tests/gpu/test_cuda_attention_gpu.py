@@ -1,4 +1,4 @@
-"""Our decode attention on the real GPU: what only shows there, between blocks and kernels."""
+"""Our attention on the real GPU: what only shows there, between blocks and kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisgl.ops.contract import KernelConfig, QKVInputs
 from minisgl.testing.attention_case import AttentionCase, AttentionShape
 from minisgl.testing.paged_batches import newest
 from minisgl.testing.reference import assert_close
-from minisgl_kernels_cuda.attention import DecodeAttention, build_attention
+from minisgl_kernels_cuda.attention import CudaAttention, DecodeAttention, build_attention
 from minisgl_kernels_cuda.attention_plan import AttentionPlan
 
 pytestmark = [
@@ -31,7 +31,9 @@ LAYOUTS = [(w, d, b) for w, b in ((4, 1), (4, 3), (8, 1)) for d in (2, 3, 4)]
 
 def make(case: AttentionCase, plan: AttentionPlan | None = None) -> DecodeAttention:
     pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC", exc_type=ImportError)
-    backend = build_attention(case.config())
+    both = build_attention(case.config())
+    backend = both.decode if isinstance(both, CudaAttention) else both
+    assert isinstance(backend, DecodeAttention)
     if plan is not None:
         backend._choose = lambda *_: plan
     return backend

@@ -76,10 +76,20 @@ def test_every_layout_gives_the_same(loader: Loader, head_dim: int, warps: int, 
     check(make(loader, case, plan, num_sms=3), case, (200, 1, 320, 17, 64))
 
 
-@pytest.mark.parametrize("num_sms", [1, 2, 3, 7, 40])
-def test_any_number_of_blocks_shares_the_keys(loader: Loader, num_sms: int) -> None:
+# Divided by chunks, and by chunks and ends.
+@pytest.mark.parametrize("plan", [AttentionPlan(8, 2, 1), AttentionPlan(4, 2, 3)], ids=str)
+@pytest.mark.parametrize("num_sms", [1, 2, 3, 7, 20, 40])
+def test_any_number_of_blocks_shares_the_keys(
+    loader: Loader, num_sms: int, plan: AttentionPlan
+) -> None:
+    case = AttentionCase(replace(SHAPE, head_dim=64, windows=(-1, 50)))
+    check(make(loader, case, plan, num_sms), case, RAGGED)
+
+
+@pytest.mark.parametrize("seq_lens", [(1,), (16, 1), (1,) * 17, (65, 33, 17)], ids=str)
+def test_few_chunks_are_divided_over_many_blocks(loader: Loader, seq_lens: tuple[int, ...]) -> None:
     case = AttentionCase(replace(SHAPE, head_dim=64))
-    check(make(loader, case, replace(USUAL, warps=8), num_sms), case, RAGGED)
+    check(make(loader, case, AttentionPlan(4, 2, 3), 40), case, seq_lens)
 
 
 def test_each_layer_has_its_own_window_scale_and_pool(loader: Loader) -> None:

@@ -44,8 +44,8 @@ def test_every_source_compiles_without_a_gpu(cubin: Cubin, unit: Unit, arch: str
         pytest.skip(f"only {unit.only_arch} has its instructions")
     macros = (1,) if arch != "sm_90a" or unit.name == "sample" else (1, 2, 3)
     for macro in macros:
-        if unit.name.startswith("linear") and macro == 3:
-            continue  # float32 products stay with the library
+        if unit.name.startswith(("linear", "attention_prefill")) and macro == 3:
+            continue  # float32 products stay with the library, and prefills with other backends
         code = cubin(arch, unit, macro)
         for name in unit.entries:
             assert name.encode() in code

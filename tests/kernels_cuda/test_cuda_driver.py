@@ -11,7 +11,7 @@ import pytest
 from minisgl.errors import PluginError
 from minisgl_kernels_cuda.driver import argument_offsets
 from minisgl_kernels_cuda.matrix_map import MatrixMapper
-from minisgl_kernels_cuda.units import UNITS, Unit
+from minisgl_kernels_cuda.units import UNITS, HeadsShape, Unit
 
 
 class FakeDriver:
@@ -27,7 +27,7 @@ class FakeDriver:
         self.where = int(to.value or 0)
         _, rank, address, shape, stride, box, steps, *_ = args
         given = (rank, address.value, *shape, *stride, *box, *steps)
-        ctypes.memmove(self.where, struct.pack("9q", *given), 72)
+        ctypes.memmove(self.where, struct.pack(f"{len(given)}q", *given), 8 * len(given))
         return self.status
 
 
@@ -41,10 +41,20 @@ def test_a_map_has_the_matrix_and_its_box() -> None:
     assert driver.where % 64 == 0
 
 
+def test_a_map_of_heads_has_their_tokens_and_its_box() -> None:
+    driver: Any = FakeDriver()  # stands for a library
+    found = MatrixMapper(driver).heads(4096, HeadsShape(1000, 40, 128, 7168), (25, 5))
+    shape, strides, box, steps = (128, 40, 1000), (256, 14336), (64, 5, 25), (1, 1, 1)
+    assert struct.unpack_from("13q", found) == (3, 4096, *shape, *strides, *box, *steps)
+
+
 def test_a_refused_matrix_is_named() -> None:
     driver: Any = FakeDriver(status=1)  # stands for a library
+    mapper = MatrixMapper(driver)
     with pytest.raises(PluginError, match="5 x 8 elements at 0x10 .* driver error 1"):
-        MatrixMapper(driver)(16, 5, 8, 64)
+        mapper(16, 5, 8, 64)
+    with pytest.raises(PluginError, match="9 x 2 x 64 elements at 0x20 .* driver error 1"):
+        mapper.heads(32, HeadsShape(9, 2, 64, 128), (64, 2))
 
 
 def test_arguments_lie_as_struct_packs_them() -> None:

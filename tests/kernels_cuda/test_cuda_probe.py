@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from minisgl.errors import PluginError
-from minisgl.plugin.spec import ProbeContext
+from minisgl.plugin.spec import Phase, ProbeContext
 from minisgl_kernels_cuda import plugin
 from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
 from minisgl_kernels_cuda.units import macro_of, read_sources
@@ -46,6 +47,38 @@ def test_a_machine_or_model_that_is_not_served_is_named(context: ProbeContext, r
     answer = plugin.probe(context)
     assert not answer.ok
     assert reason in answer.reason
+
+
+def test_attention_serves_both_phases_on_hopper_and_decode_elsewhere() -> None:
+    for sm, dtype, phases in (
+        (90, "bfloat16", ("prefill", "decode")),
+        (90, "float32", ("decode",)),
+        (80, "bfloat16", ("decode",)),
+        (100, "float16", ("decode",)),
+    ):
+        answer = plugin.probe_attention(ProbeContext(device="cuda", sm=sm, dtype=dtype))
+        assert answer.ok
+        assert answer.capabilities is not None
+        assert answer.capabilities.phases == phases
+
+
+def test_prefill_elsewhere_is_refused_with_what_would_do() -> None:
+    context = ProbeContext(device="cuda", sm=80, dtype="bfloat16", phase="prefill")
+    answer = plugin.probe_attention(context)
+    assert not answer.ok
+    assert "needs compute capability 9.0 and float16 or bfloat16" in answer.reason
+    assert "--attn fi,cuda" in answer.reason
+
+
+def test_each_phase_of_attention_has_its_own_priority() -> None:
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    priorities = {
+        phase: plugin.probe_attention(replace(HOPPER, phase=phase)).priority for phase in phases
+    }
+    assert priorities == {
+        "prefill": plugin.PREFILL_PRIORITY,
+        "decode": plugin.MEASURED_PRIORITY[90],
+    }
 
 
 @pytest.mark.parametrize(

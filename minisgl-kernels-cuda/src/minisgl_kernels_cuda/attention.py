@@ -1,8 +1,7 @@
-"""The attention backend ``cuda``: decode steps by one kernel of our own per layer."""
+"""The attention backend ``cuda``: one kernel of our own per layer and step."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,17 +12,19 @@ from minisgl.attention.contract import AttentionBackend, AttentionConfig
 from minisgl.core import Batch
 from minisgl_kernels_cuda.attention_plan import (
     GROUP,
+    LOG2_E,
     MAX_BLOCKS_PER_SM,
     AttentionPlan,
+    aligned_queries,
     choose_plan,
     fit_plan,
 )
+from minisgl_kernels_cuda.attention_prefill import PrefillAttention
 from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.driver import DeviceLoader, device_size
 from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
-from minisgl_kernels_cuda.units import ATTENTION, DeviceSize, Launch, Loader
+from minisgl_kernels_cuda.units import ATTENTION, ATTENTION_PREFILL, DeviceSize, Launch, Loader
 
-_LOG2_E = math.log2(math.e)
 _LANES = 32
 _TILE_DIMS = 16  # of the head dimension, in the sums that blocks leave for each other
 _FLOATS_BESIDE = 16  # greatest scores and sums of weights of 8 heads
@@ -85,7 +86,7 @@ class DecodeAttention(AttentionBackend):
         self._layers = [
             _Layer(
                 pool.k_cache(i).data_ptr(), pool.v_cache(i).data_ptr(),
-                layer.sm_scale * _LOG2_E, layer.window_left,
+                layer.sm_scale * LOG2_E, layer.window_left,
             )
             for i, layer in enumerate(config.layers)
         ]  # fmt: skip
@@ -106,7 +107,7 @@ class DecodeAttention(AttentionBackend):
         assert batch.seq_lens is not None, "the engine sets seq_lens"
         num_reqs = q.shape[0]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        q = _aligned(q)
+        q = aligned_queries(q)
         launch, plan, num_blocks, shared_bytes = self._plan(num_reqs)
         page_table = config.context.page_table
         launch(
@@ -115,7 +116,8 @@ class DecodeAttention(AttentionBackend):
             batch.table_idx.data_ptr(), batch.seq_lens.data_ptr(),
             self._partials.data_ptr(), self._arrived.data_ptr(), q.stride(0),
             page_table.shape[1], self._page_size, self._page_shift, num_reqs,
-            config.num_kv_heads, self._ratio, layer.window, plan.depth, layer.scale,
+            config.num_kv_heads, self._ratio, layer.window, plan.depth, plan.has_ends,
+            layer.scale,
             shared_bytes=shared_bytes,
         )  # fmt: skip
         return out
@@ -146,8 +148,36 @@ class DecodeAttention(AttentionBackend):
         return found
 
 
-def build_attention(config: AttentionConfig) -> DecodeAttention:
+class CudaAttention(AttentionBackend):
+    """Both phases, each by a kernel of its own."""
+
+    def __init__(self, decode: DecodeAttention, prefill: PrefillAttention) -> None:
+        """Combine them."""
+        self.decode = decode
+        self.prefill = prefill
+
+    def prepare_metadata(self, batch: Batch) -> None:
+        """Nothing to plan."""
+
+    def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
+        """Attend; see `AttentionBackend.forward`."""
+        return (self.decode if batch.is_decode else self.prefill).forward(q, layer_id, batch)
+
+    def init_graph(self, max_batch_size: int) -> None:
+        """Nothing to get ready."""
+
+    def prepare_for_capture(self, batch: Batch) -> None:
+        """Nothing to plan; see `DecodeAttention.prepare_for_capture`."""
+
+    def prepare_for_replay(self, batch: Batch) -> None:
+        """Nothing to bring up to date."""
+
+
+def build_attention(config: AttentionConfig) -> AttentionBackend:
     """Compile what is not in the cache, load it and make the backend.
+
+    Returns:
+        For both phases where the device and the dtype allow, else for decode alone.
 
     Raises:
         PluginError: NVRTC is missing or refuses.
@@ -159,14 +189,15 @@ def build_attention(config: AttentionConfig) -> DecodeAttention:
     compiler = Compiler(size.arch, cache_folder(settings.cache_dir))
     has_pdl = torch.cuda.get_device_capability(config.device) >= _MIN_PDL
     loader = DeviceLoader(config.device, compiler, has_pdl and settings.pdl != "off")
-    backend = DecodeAttention(config, loader, size)
+    backend = combine(config, loader, size)
     # What it has set to zero will be used on the engine's stream.
     torch.cuda.current_stream(config.device).synchronize()
     return backend
 
 
-def _aligned(q: Tensor) -> Tensor:
-    """Return queries whose heads follow each other and begin at 16 bytes."""
-    is_dense = q.stride(2) == 1 and q.stride(1) == q.shape[2]
-    is_aligned = q.stride(0) * q.element_size() % 16 == 0 and q.data_ptr() % 16 == 0
-    return q if is_dense and is_aligned else q.clone(memory_format=torch.contiguous_format)
+def combine(config: AttentionConfig, loader: Loader, device: DeviceSize) -> AttentionBackend:
+    """Make the backend of what serves this device and dtype; see `build_attention`."""
+    decode = DecodeAttention(config, loader, device)
+    if device.arch != ATTENTION_PREFILL.only_arch or config.dtype == torch.float32:
+        return decode
+    return CudaAttention(decode, PrefillAttention(config, loader, device))

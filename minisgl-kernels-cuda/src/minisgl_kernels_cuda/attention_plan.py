@@ -1,12 +1,18 @@
-"""How decode attention is laid out on a device: what was measured to be best, and what fits."""
+"""How attention is laid out on a device: what was measured to be best, and what fits."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from minisgl.errors import PluginError
 from minisgl_kernels_cuda.units import DeviceSize
 
+LOG2_E = math.log2(math.e)
+"""On scores, for weights that are powers of 2."""
 TILE_KEYS = 16
 """Keys that a warp takes in a step."""
 GROUP = 8
@@ -43,6 +49,14 @@ class AttentionPlan:
     def chunk_keys(self) -> int:
         """Keys that a block reads at a time."""
         return self.warps * TILE_KEYS
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether the end of a (request, KV head) counts as a chunk when work is divided.
+
+        Merging the warps' sums takes about as long. Blocks with few chunks are divided by these.
+        """
+        return self.blocks_per_sm == MAX_BLOCKS_PER_SM
 
     def shared_bytes(self, num_reqs: int, key_bytes: int) -> int:
         """Return the shared memory of a block.
@@ -96,3 +110,14 @@ def fit_plan(
             )
     most = min(limit // needed(plan), _MAX_WARPS_PER_SM // plan.warps, MAX_BLOCKS_PER_SM)
     return replace(plan, blocks_per_sm=min(plan.blocks_per_sm, most))
+
+
+def aligned_queries(q: Tensor) -> Tensor:
+    """Return queries whose heads follow each other and begin at 16 bytes: these, or a copy.
+
+    Args:
+        q: ``[num_tokens, num_qo_heads, head_dim]``.
+    """
+    is_dense = q.stride(2) == 1 and q.stride(1) == q.shape[2]
+    is_aligned = q.stride(0) * q.element_size() % 16 == 0 and q.data_ptr() % 16 == 0
+    return q if is_dense and is_aligned else q.clone(memory_format=torch.contiguous_format)

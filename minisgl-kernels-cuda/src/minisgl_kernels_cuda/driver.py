@@ -20,6 +20,7 @@ from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.matrix_map import MatrixMapper
 from minisgl_kernels_cuda.units import (
     DeviceSize,
+    HeadsShape,
     Launch,
     Loader,
     Unit,
@@ -75,6 +76,10 @@ class DeviceLoader(Loader):
     def matrix_map(self, address: int, num_rows: int, num_columns: int, box_rows: int) -> bytes:
         """Describe a matrix; see `Loader.matrix_map`."""
         return self._map_matrix(address, num_rows, num_columns, box_rows)
+
+    def heads_map(self, address: int, shape: HeadsShape, box: tuple[int, int]) -> bytes:
+        """Describe heads of tokens; see `Loader.heads_map`."""
+        return self._map_matrix.heads(address, shape, box)
 
     def _allow_shared(self, handle: int, unit: Unit, device: int) -> None:
         """Raise a kernel's limit of shared memory, as far as this device has it."""

@@ -1,4 +1,4 @@
-"""What this distribution registers: kernel set, collectives and decode attention ``cuda``."""
+"""What this distribution registers: kernel set, collectives and attention ``cuda``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ PRIORITY = 30
 # benchmarks.gpu_decode), and behind every library on other architectures.
 ATTENTION_PRIORITY = 10
 MEASURED_PRIORITY = {90: 60}
+# Behind every library until it is measured: FlashInfer's prefill has 40, FlashAttention 3 has 60.
+PREFILL_PRIORITY = 20
 MIN_SM = 80
+PREFILL_SM = 90
+PREFILL_DTYPES = ("float16", "bfloat16")
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -84,20 +88,38 @@ COMM = BackendSpec(
 )
 
 
+# What every GPU has that is served; one of PREFILL_SM has more, which is in the probe's answer.
+DECODE_ONLY = Capabilities(phases=("decode",), dtypes=DTYPES, head_dims=(64, 128))
+BOTH_PHASES = Capabilities(dtypes=PREFILL_DTYPES, head_dims=(64, 128))
+
+
 def probe_attention(context: ProbeContext) -> Availability:
-    """Say whether decode attention can be compiled and run here."""
+    """Say whether attention can be compiled and run here, and for which phases."""
     reason = _obstacle(context)
     if reason:
         return Availability(ok=False, reason=reason)
-    priority = MEASURED_PRIORITY.get(context.sm or 0, ATTENTION_PRIORITY)
-    return Availability(ok=True, reason="cuda-core and NVRTC found", priority=priority)
+    can_prefill = context.sm == PREFILL_SM and context.dtype in PREFILL_DTYPES
+    if context.phase == "prefill" and not can_prefill:
+        return Availability(
+            ok=False,
+            reason="prefill needs compute capability 9.0 and float16 or bfloat16; name another "
+            "backend for it, as in --attn fi,cuda",
+        )
+    decode_priority = MEASURED_PRIORITY.get(context.sm or 0, ATTENTION_PRIORITY)
+    return Availability(
+        ok=True,
+        reason="cuda-core and NVRTC found",
+        priority=PREFILL_PRIORITY if context.phase == "prefill" else decode_priority,
+        capabilities=BOTH_PHASES if can_prefill else DECODE_ONLY,
+    )
 
 
 ATTENTION = BackendSpec(
     api=PLUGIN_API,
     factory="minisgl_kernels_cuda.attention:build_attention",
-    summary="our own decode attention, compiled at first use; NVIDIA GPUs from Ampere on",
+    summary="our own attention, compiled at first use; decode on NVIDIA GPUs from Ampere on, "
+    "prefill on Hopper",
     settings=CudaKernelSettings,
     probe=probe_attention,
-    capabilities=Capabilities(phases=("decode",), dtypes=DTYPES, head_dims=(64, 128)),
+    capabilities=DECODE_ONLY,
 )

@@ -60,6 +60,23 @@ class DeviceSize:
     arch: str
 
 
+@dataclass(frozen=True, slots=True)
+class HeadsShape:
+    """A tensor ``[num_tokens, num_heads, head_dim]`` of 16-bit elements.
+
+    Attributes:
+        num_tokens: At least 1.
+        num_heads: They follow each other.
+        head_dim: A multiple of 64, contiguous.
+        token_stride: Elements from one token to the next, a multiple of 8.
+    """
+
+    num_tokens: int
+    num_heads: int
+    head_dim: int
+    token_stride: int
+
+
 class Launch(Protocol):
     """A compiled kernel."""
 
@@ -104,6 +121,16 @@ class Loader(ABC):
 
         Returns:
             `MATRIX_MAP_BYTES`, which hold as long as the matrix stays where it is.
+        """
+
+    @abstractmethod
+    def heads_map(self, address: int, shape: HeadsShape, box: tuple[int, int]) -> bytes:
+        """Describe heads of tokens to kernels that copy boxes of them; likewise.
+
+        Args:
+            address: Of the first element, a multiple of 16 bytes.
+            shape: Of the tensor.
+            box: Tokens and heads of a box, at most 256 each; it has 64 elements of a head.
         """
 
 
@@ -177,8 +204,16 @@ LINEAR_WIDE = Unit(
 )
 ATTENTION = Unit(
     "attention",
-    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
+    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
     max_shared_bytes=207 * 1024,
+)
+ATTENTION_PREFILL = Unit(
+    "attention_prefill",
+    {f"attention_prefill_{dim}": "128s128s128sPPPPPPiiiiiiif" for dim in (64, 128)},
+    # Queries of two jobs, two tiles of 128 keys and two of values; who has arrived, and the jobs.
+    max_shared_bytes=(2 + 2 + 2) * 128 * 128 * 2 + 256,
+    static_shared_bytes=0,
+    only_arch="sm_90a",
 )
 ALLREDUCE = Unit(
     "allreduce",
@@ -194,6 +229,6 @@ ALLREDUCE = Unit(
     },
 )
 UNITS = (
-    ALLREDUCE, ATTENTION, NORM, ACTIVATION, MEMORY, QKV, SAMPLE,
+    ALLREDUCE, ATTENTION, ATTENTION_PREFILL, NORM, ACTIVATION, MEMORY, QKV, SAMPLE,
     LINEAR, LINEAR_BATCH, LINEAR_MANY, LINEAR_WIDE,
 )  # fmt: skip

@@ -3,8 +3,9 @@
 // Keys are cut into chunks of a few dozen. The chunks of a step stand in a row, by request, KV head
 // and place, and every block takes an equal part of that row, so that the device is full and evenly
 // loaded whatever the lengths are: one request is spread over all of it, and a long one among many
-// is not waited for. All of this is worked out here from the lengths on the device; the host plans
-// nothing, and a captured step fits any lengths.
+// is not waited for. Where a block has many chunks, the end of a (request, head) stands in the row
+// too, since it takes about as long as a chunk. All of this is worked out here from the lengths on
+// the device; the host plans nothing, and a captured step fits any lengths.
 //
 // A block walks along its part. Its warps take a tile of 16 keys each, on their own, through a
 // queue in shared memory that is always a few tiles deep, across the ends of requests too. At the
@@ -31,6 +32,7 @@ struct Step {
     i64 q_stride;
     int max_pages, page_size, page_shift;  // log2(page_size), or -1 if that is no integer
     int num_reqs, num_kv_heads, ratio, window, depth;
+    int ends;                // 1 where ends stand in the row of chunks, or 0
     float scale;             // of scores, times log2(e)
     // Up to 8 query heads of a KV head are served together.
     INLINE int groups() const { return (ratio + GROUP - 1) / GROUP; }
@@ -39,13 +41,13 @@ struct Step {
 
 // The batch, in shared memory.
 struct Table {
-    int *ends;  // [num_reqs] chunks of one head up to the end of each request
+    int *ends;  // [num_reqs] places in the row of one head, up to the end of each request
     int *lens, *rows;
-    INLINE int num_chunks(int req) const { return ends[req] - start(req); }
+    INLINE int num_places(int req) const { return ends[req] - start(req); }
     INLINE int start(int req) const { return req ? ends[req - 1] : 0; }
 };
 
-// A chunk: its number in the row, and where that is.
+// A chunk: its place in the row, and where that is.
 struct Place {
     int at, req, head, group, chunk, num_chunks;
     INLINE int segment_start() const { return at - chunk; }
@@ -56,16 +58,18 @@ struct Place {
     INLINE void advance(const Step& s, const Table& table) {
         at++;
         if (++chunk < num_chunks) return;
+        at += s.ends;
         chunk = 0;
         if (++group < s.groups()) return;
         group = 0;
         if (++head < s.num_kv_heads) return;
         head = 0;
-        if (++req < s.num_reqs) num_chunks = table.num_chunks(req);
+        if (++req < s.num_reqs) num_chunks = table.num_places(req) - s.ends;
     }
 };
 
-// What a block takes: the chunks begin ..< end. The first `extra` blocks take one more.
+// What a block takes: the places begin ..< end, of which at least one is a chunk's. The first
+// `extra` blocks take one more.
 struct Part {
     int size, extra, begin, end;
     INLINE Part(int total, int num_blocks) : size(total / num_blocks), extra(total % num_blocks) {
@@ -83,14 +87,14 @@ INLINE int first_key(const Step& s, int len) {
     return s.window < 0 || s.window >= len - 1 ? 0 : len - 1 - s.window;
 }
 
-// Read lengths and rows, and number the chunks.
+// Read lengths and rows, and number the places.
 template <int WARPS>
 INLINE void read_batch(const Step& s, const Table& table) {
     for (int i = threadIdx.x; i < s.num_reqs; i += WARPS * 32) {
         int len = max(s.seq_lens[i], 1);  // a row of padding may have none
         table.lens[i] = len;
         table.rows[i] = s.rows[i];
-        table.ends[i] = (len - first_key(s, len) + WARPS * KEYS - 1) / (WARPS * KEYS);
+        table.ends[i] = (len - first_key(s, len) + WARPS * KEYS - 1) / (WARPS * KEYS) + s.ends;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
@@ -108,6 +112,7 @@ INLINE void read_batch(const Step& s, const Table& table) {
     __syncthreads();
 }
 
+// The chunk of a place, or the next one where that is an end's.
 INLINE Place find(const Step& s, const Table& table, int at) {
     int low = 0, high = s.num_reqs - 1;  // the first request that ends behind `at`
     while (low < high) {
@@ -115,10 +120,13 @@ INLINE Place find(const Step& s, const Table& table, int at) {
         if (table.ends[middle] * s.heads() > at) high = middle;
         else low = middle + 1;
     }
-    int num_chunks = table.num_chunks(low), rest = at - table.start(low) * s.heads();
-    int head = rest / num_chunks;
-    return Place{at,         low, head / s.groups(), head % s.groups(), rest - head * num_chunks,
-                 num_chunks};
+    int num_places = table.num_places(low), rest = at - table.start(low) * s.heads();
+    int head = rest / num_places, chunk = rest - head * num_places;
+    int num_chunks = num_places - s.ends;
+    bool is_end = chunk == num_chunks;
+    Place place{at - is_end, low, head / s.groups(), head % s.groups(), chunk - is_end, num_chunks};
+    if (is_end) place.advance(s, table);
+    return place;
 }
 
 // The keys of a warp's tile: first ..< first + KEYS of a request of `len`.
@@ -323,7 +331,8 @@ INLINE void decode(const Step& s) {
     int* words = reinterpret_cast<int*>(buffer + s.depth * WARPS * Shape<D, WARPS>::SLOT);
     Table table{words, words + s.num_reqs, words + 2 * s.num_reqs};
     read_batch<WARPS>(s, table);
-    int total = table.ends[s.num_reqs - 1] * s.heads(), num_blocks = min(total, int(gridDim.x));
+    int total = table.ends[s.num_reqs - 1] * s.heads();
+    int num_blocks = min(total / (1 + s.ends), int(gridDim.x));
     // Blocks without work may end before the kernel in front does: others wait for it.
     if (blockIdx.x < num_blocks) walk<D, WARPS>(buffer, s, table, Part(total, num_blocks));
 }
@@ -334,10 +343,10 @@ INLINE void decode(const Step& s) {
         scalar* out, const scalar* q, const scalar* k, const scalar* v, const int* page_table, \
         const int* rows, const int* seq_lens, float4* partials, int* arrived, i64 q_stride,    \
         int max_pages, int page_size, int page_shift, int num_reqs, int num_kv_heads,          \
-        int ratio, int window, int depth, float scale) {                                       \
+        int ratio, int window, int depth, int ends, float scale) {                             \
         decode<D, WARPS>(Step{out, q, k, v, page_table, rows, seq_lens, partials, arrived,     \
                               q_stride, max_pages, page_size, page_shift, num_reqs,            \
-                              num_kv_heads, ratio, window, depth, scale});                     \
+                              num_kv_heads, ratio, window, depth, ends, scale});               \
     }
 
 MINISGL_ATTENTION(64, 4)

@@ -77,6 +77,17 @@ INLINE u16 float_to_f16(float value) {
     return bits;
 }
 
+// Two numbers as neighbouring elements of 16 bits, the first in the lower half.
+INLINE u32 narrow_pair(float first, float second) {
+    u32 pair;
+#if MINISGL_DTYPE == MINISGL_BF16
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#endif
+    return pair;
+}
+
 INLINE float exp2_fast(float value) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));

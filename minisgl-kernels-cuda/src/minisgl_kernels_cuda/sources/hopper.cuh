@@ -54,6 +54,21 @@ INLINE Operand operand(const uint4* at) {
     return address >> 4 | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
 
+// The same of a right matrix whose lines are its rows, 64 columns each, of which the next 64 begin
+// `half` pieces further.
+INLINE Operand operand_of_columns(const uint4* at, int half) {
+    u64 address = u64(__cvta_generic_to_shared(at));
+    return address >> 4 | u64(half) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+// What was computed is there: the compiler moves no use of it to before this point.
+template <int N>
+INLINE void settle(float (&c)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
+}
+
 #if MINISGL_DTYPE == MINISGL_BF16
 #define MINISGL_OPERANDS "bf16.bf16"
 #else
@@ -62,11 +77,18 @@ INLINE Operand operand(const uint4* at) {
 #define SUM_OF(J) "+f"(c[J][0]), "+f"(c[J][1]), "+f"(c[J][2]), "+f"(c[J][3])
 #define SUMS_OF(J) SUM_OF(J), SUM_OF(J + 1), SUM_OF(J + 2), SUM_OF(J + 3)
 #define MANY_SUMS_OF(J) SUMS_OF(J), SUMS_OF(J + 4), SUMS_OF(J + 8), SUMS_OF(J + 12)
-#define PRODUCT(ROWS, NAMES, A, B, ...)                                                \
+#define PRODUCT_ONTO(SUMS, ROWS, NAMES, A, B, ...)                                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32." MINISGL_OPERANDS    \
-                 " {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;"                           \
+                 " {" NAMES "}, " A ", " B ", " SUMS ", 1, 1, 0, 0;"                      \
                  : __VA_ARGS__                                                            \
                  : "l"(left), "l"(right))
+#define PRODUCT(...) PRODUCT_ONTO("1", __VA_ARGS__)
+// The left matrix in registers, and the right one by columns.
+#define PRODUCT_OF_COLUMNS(COLUMNS, NAMES, A, B, ...)                                    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." MINISGL_OPERANDS \
+                 " {" NAMES "}, {" A "}, " B ", 1, 1, 1, 1;"                              \
+                 : __VA_ARGS__                                                            \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right))
 #define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32                                                                       \
@@ -104,6 +126,25 @@ INLINE void multiply_add(float (&c)[ROWS / 8][4], Operand left, Operand right) {
         PRODUCT(144, NAMES_72, "%72", "%73", MANY_SUMS_OF(0), SUM_OF(16), SUM_OF(17));
     if constexpr (ROWS == 256)
         PRODUCT(256, NAMES_128, "%128", "%129", MANY_SUMS_OF(0), MANY_SUMS_OF(16));
+}
+
+// The first of several products: what the sums were does not count.
+template <int ROWS>
+INLINE void multiply(float (&c)[ROWS / 8][4], Operand left, Operand right) {
+    static_assert(ROWS == 128, "no form");
+    PRODUCT_ONTO("0", 128, NAMES_64, "%64", "%65", MANY_SUMS_OF(0));
+}
+
+// c[64 x COLUMNS] += left[64 x 16] right[16 x COLUMNS]. Thread t of the warpgroup has of the left
+// matrix, in pairs of neighbouring columns, lines t / 32 * 16 + t % 32 / 4 (+ 8 for odd registers),
+// columns t % 4 * 2 (+ 8 for the last two).
+template <int COLUMNS>
+INLINE void multiply_add_columns(float (&c)[COLUMNS / 8][4], const u32 (&left)[4], Operand right) {
+    static_assert(COLUMNS == 64 || COLUMNS == 128, "no form");
+    if constexpr (COLUMNS == 64)
+        PRODUCT_OF_COLUMNS(64, NAMES_32, "%32, %33, %34, %35", "%36", SUMS_OF(0), SUMS_OF(4));
+    if constexpr (COLUMNS == 128)
+        PRODUCT_OF_COLUMNS(128, NAMES_64, "%64, %65, %66, %67", "%68", MANY_SUMS_OF(0));
 }
 
 // Every thread of every block of the cluster meets here; what was written before is seen after.

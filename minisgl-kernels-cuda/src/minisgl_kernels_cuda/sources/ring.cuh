@@ -1,13 +1,14 @@
 // A ring of slots in shared memory, each with what one step of a product reads: the copy engine
-// fills it, warpgroups read it, and both blocks of a cluster go round theirs together, since each
-// copies a part for both.
+// fills it, warpgroups read it. Both blocks of a cluster go round theirs together, when each copies
+// a part for both.
 #pragma once
 #include "tma.cuh"
 
 constexpr int BLOCKS = 2;  // of a cluster
 
-// As one who fills or reads it sees it. SLOT counts pieces, READERS the warpgroups of a block.
-template <int STAGES, int SLOT, int READERS>
+// As one who fills or reads it sees it. SLOT counts pieces, READERS the warpgroups of a block,
+// SHARED the blocks whose slots are filled together.
+template <int STAGES, int SLOT, int READERS, int SHARED = BLOCKS>
 struct Ring {
     static constexpr int SLOT_BYTES = SLOT * 16;
 
@@ -23,7 +24,7 @@ struct Ring {
     INLINE void start() const {
         for (int i = 0; i < STAGES; i++) {
             expect_arrivals(full + i, 1);
-            expect_arrivals(empty + i, BLOCKS * READERS);
+            expect_arrivals(empty + i, SHARED * READERS);
         }
         publish_arrivals();
     }
@@ -45,9 +46,12 @@ struct Ring {
             advance();
         }
     }
-    // Called by a whole warpgroup that has read a slot; what comes next is written to both blocks.
+    // Called by a whole warpgroup that has read a slot, for all blocks that fill it.
     INLINE void release(int which) const {
-        if (threadIdx.x % 128 < BLOCKS) arrive_at(empty + which, threadIdx.x % 128);
+        int block = threadIdx.x % 128;
+        if constexpr (SHARED == 1) {
+            if (block == 0) arrive(empty + which);
+        } else if (block < SHARED) arrive_at(empty + which, block);
     }
     // A warpgroup takes so many steps, at least one: `multiply` starts the products of the slot
     // that it is given.

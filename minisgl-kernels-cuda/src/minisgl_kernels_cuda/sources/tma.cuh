@@ -41,6 +41,13 @@ INLINE void arrive_and_expect(Arrivals* arrivals, u32 num_bytes) {
                  : "memory");
 }
 
+INLINE void arrive(Arrivals* arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+                 :
+                 : "r"(shared_address(arrivals))
+                 : "memory");
+}
+
 // This thread arrives at the same place of the block `rank` of the cluster. What it has written
 // is not seen there for that (a fence for all of the cluster costs a fifth of a product).
 INLINE void arrive_at(Arrivals* arrivals, int rank) {
@@ -67,6 +74,18 @@ INLINE void load_box(uint4* to, const MatrixMap& from, int column, int row, Arri
                  " [%0], [%1, {%2, %3}], [%4];"
                  :
                  : "r"(shared_address(to)), "l"(&from), "r"(column), "r"(row),
+                   "r"(shared_address(arrivals))
+                 : "memory");
+}
+
+// The same of a matrix whose rows are heads of tokens: a box has some heads of some tokens, a line
+// each, token by token.
+INLINE void load_heads(uint4* to, const MatrixMap& from, int column, int head, int token,
+                       Arrivals* arrivals) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4}], [%5];"
+                 :
+                 : "r"(shared_address(to)), "l"(&from), "r"(column), "r"(head), "r"(token),
                    "r"(shared_address(arrivals))
                  : "memory");
 }
@@ -109,6 +128,14 @@ INLINE void store_matrices(uint4* line, const u32 (&pairs)[4]) {
 // The threads of a warpgroup meet. Number 0 is __syncthreads.
 INLINE void warpgroup_barrier(int number) {
     asm volatile("bar.sync %0, 128;" : : "r"(number) : "memory");
+}
+
+// Two warpgroups take turns: each waits at a number of its own for the other to pass it on.
+INLINE void wait_for_turn(int number) {
+    asm volatile("bar.sync %0, 256;" : : "r"(number) : "memory");
+}
+INLINE void pass_turn(int number) {
+    asm volatile("bar.arrive %0, 256;" : : "r"(number) : "memory");
 }
 
 // Every thread of a warpgroup changes how many registers it has, from what the launch gave it.
