@@ -42,18 +42,20 @@ def prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(3, 10_000) for _ in range(length)]
 
 
-def offline(llm: LLM) -> dict[str, float]:
-    """Run mini-sglang's workload."""
+def workload() -> tuple[list[list[int]], list[int]]:
+    """Return the prompts of mini-sglang's workload, and how many tokens each is answered with."""
     rng = random.Random(0)
     prompts = [prompt(rng, rng.randint(100, 1024)) for _ in range(256)]
-    params = [
-        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(100, 1024))
-        for _ in range(256)
-    ]
+    return prompts, [rng.randint(100, 1024) for _ in prompts]
+
+
+def offline(llm: LLM) -> dict[str, float]:
+    """Run mini-sglang's workload."""
+    prompts, max_tokens = workload()
+    params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=n) for n in max_tokens]
     timed(llm, prompts[:8], [SamplingParams(max_tokens=8, ignore_eos=True)] * 8)
     seconds = timed(llm, prompts, params)
-    num_output = sum(p.max_tokens or 0 for p in params)
-    return {"output_tok_s": num_output / seconds, "seconds": seconds}
+    return {"output_tok_s": sum(max_tokens) / seconds, "seconds": seconds}
 
 
 def fixed(num_reqs: int, num_in: int, num_out: int, runs: int) -> Row:

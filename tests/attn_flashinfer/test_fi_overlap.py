@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
@@ -108,3 +109,23 @@ def test_repeated_decode_waits_for_its_own_staging(
 
     with pytest.raises(HostMemoryOverwrittenError):
         two_steps()
+
+
+def test_all_lists_of_a_prefill_plan_come_from_one_pinned_buffer(
+    case: AttentionCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A list that FlashInfer has to make for itself is copied from memory that is not pinned.
+    backend = make_backend(case)
+    kind = vars(importlib.import_module("flashinfer"))["BatchPrefillWithPagedKVCacheWrapper"]
+    plan = kind.plan
+    from_host: list[tuple[Tensor, ...]] = []
+
+    def spy(wrapper: object, *args: Tensor, **options: Tensor) -> None:
+        from_host.append((args[0], args[1], args[3], options["seq_lens"]))
+        plan(wrapper, *args, **options)
+
+    monkeypatch.setattr(kind, "plan", spy)
+    backend.prepare_metadata(case.prefill(PREFILL_ROWS))
+    assert len(from_host) == 2  # one plan for each window
+    for lists in from_host:
+        assert len({part.untyped_storage().data_ptr() for part in lists}) == 1

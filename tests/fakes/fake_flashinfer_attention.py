@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.fakes.fake_flashinfer_paged import PagedWrapper, Planned, as_dtype, check_lists
 from tests.fakes.fake_paged import Mask, default_scale, require, require_i32
+from tests.fakes.fake_stream import STREAM
 
 # What 0.6.4 dispatches; later versions add 6 and 16.
 CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)
@@ -172,6 +173,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         self._paged_kv_indptr_buf = paged_kv_indptr_buf
         self._paged_kv_indices_buf = paged_kv_indices_buf
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buf
+        self._kv_lens_buffer = torch.empty(32768, dtype=torch.int32)
         self._max_total_num_rows: int | None = None
         if use_cuda_graph:
             buffers = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf)
@@ -203,6 +205,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         kv_data_type: str | torch.dtype | None = None,
         o_data_type: str | torch.dtype | None = None,
         non_blocking: bool = True,
+        seq_lens: Tensor | None = None,
         **rest: object,
     ) -> None:
         del use_fp16_qk_reduction, rope_scale, rope_theta, non_blocking, rest
@@ -214,6 +217,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         require(len(qo_indptr) == len(paged_kv_indptr), "both indptr have batch_size + 1 entries")
         lengths = check_lists(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         require(paged_kv_indices.device == self.device, "indices must be on the device")
+        if seq_lens is not None:  # 0.6.4 plans by them, and believes what it is told
+            require_i32(seq_lens, "seq_lens")
+            require(torch.equal(seq_lens, lengths), "seq_lens must be those of the page lists")
+            STREAM.copy(self._kv_lens_buffer[: len(seq_lens)], seq_lens)
         num_rows = int(qo_indptr[-1])
         if self._use_cuda_graph:
             assert self._qo_indptr_buf is not None

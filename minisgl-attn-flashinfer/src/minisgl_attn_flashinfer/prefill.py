@@ -13,7 +13,7 @@ from minisgl.core import Batch
 from minisgl.device import compute_capability
 from minisgl.errors import SettingsError
 from minisgl_attn_flashinfer.modules import attention_module, find_installation
-from minisgl_attn_flashinfer.page_lists import StagingBuffer, fill_indices, seq_lens_of
+from minisgl_attn_flashinfer.page_lists import StagingBuffer, fill_indices
 from minisgl_attn_flashinfer.planning import KV_LAYOUT, PlanConfig, Workspace
 
 logger = logging.getLogger(__name__)
@@ -48,22 +48,24 @@ class PrefillPlanner:
         if not self._wrappers:
             self._wrappers = [self._make_wrapper(layer) for layer in config.groups]
         num_reqs = len(host.table_idx)
-        seq_lens = seq_lens_of(batch, num_reqs)
-        num_pages = (seq_lens + (config.page_size - 1)) // config.page_size
+        num_pages = (host.seq_lens + (config.page_size - 1)) // config.page_size
         num_indices = int(num_pages.sum())
-        staged = self._staging.begin(3 * num_reqs + 2 + num_indices)
-        lists = staged.split([num_reqs + 1, num_reqs + 1, num_reqs, num_indices])
-        qo_indptr, indptr, last_page_len, indices = (part.numpy() for part in lists)
+        staged = self._staging.begin(4 * num_reqs + 2 + num_indices)
+        lists = staged.split([num_reqs + 1, num_reqs + 1, num_reqs, num_reqs, num_indices])
+        qo_indptr, indptr, last_page_len, seq_lens, indices = (part.numpy() for part in lists)
         qo_indptr[0] = indptr[0] = 0
+        seq_lens[:] = host.seq_lens
         np.cumsum(seq_lens - host.cached_lens, out=qo_indptr[1:])
         np.cumsum(num_pages, out=indptr[1:])
         last_page_len[:] = seq_lens - (num_pages - 1) * config.page_size
         fill_indices(indices, host, num_pages, indptr, config.dummy_page)
         # Lengths go in as host tensors, from which FlashInfer makes its schedule; only the page
-        # numbers are wanted on the device alone.
-        args = (lists[0], lists[1], self._staging.to_device(lists[3]), lists[2], *config.shape)
+        # numbers are wanted on the device alone. The sequence lengths it would otherwise make for
+        # itself, and copy from memory that is not pinned.
+        args = (lists[0], lists[1], self._staging.to_device(lists[4]), lists[2], *config.shape)
         for wrapper, layer in zip(self._wrappers, config.groups, strict=True):
-            self._workspace.run_plan(wrapper.plan, *args, causal=True, **config.options(layer))
+            options = config.options(layer) | {"causal": True, "seq_lens": lists[3]}
+            self._workspace.run_plan(wrapper.plan, *args, **options)
         # Covers the wrappers' own pinned buffers too: the next plan waits for it.
         self._staging.finish()
         return self._wrappers

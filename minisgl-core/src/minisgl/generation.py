@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from minisgl.completion import Choice, TokenLogprob, Usage
 from minisgl.engine.contract import TokenLogprobs
@@ -38,13 +39,18 @@ class Generation:
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None]  # nothing comes before the first token
-        self._detokenizer = IncrementalDetokenizer(
-            pieces, params.skip_special_tokens, tuple(params.stop)
-        )
+        self._params = params
+        self._pieces = pieces
         self._reason = ""
         self._stop_reason: str | int | None = None
         self._error: str | None = None
         self._num_cached = 0
+
+    @cached_property
+    def _detokenizer(self) -> IncrementalDetokenizer:
+        """Made for the first token: before it, the device waits for the host."""
+        params = self._params
+        return IncrementalDetokenizer(self._pieces, params.skip_special_tokens, tuple(params.stop))
 
     def add_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take the log-probabilities of the next prompt tokens."""

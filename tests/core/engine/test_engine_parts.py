@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from minisgl.config.sections import EngineSettings
 from minisgl.engine.graph import GraphRunner, graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
-from minisgl.engine.packed import Field, PackedLayout, Staging
+from minisgl.engine.packed import Field, PackedLayout, Staging, layout_of, packed_bytes
 from minisgl.engine.prefill_graph import prefill_graph_sizes
 from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
@@ -33,6 +34,21 @@ def test_packed_fields_do_not_overlap_and_are_aligned() -> None:
 
 def test_a_layout_of_empty_fields_has_no_bytes() -> None:
     assert PackedLayout([Field("a", torch.int32, 0)]).num_bytes == 0
+
+
+def test_a_layout_leaves_what_comes_before_it_alone() -> None:
+    first = PackedLayout([Field("a", torch.int32, 3)])
+    arrays: dict[str, np.ndarray] = {"b": np.arange(5), "c": np.ones(2, np.float32)}
+    second = layout_of(arrays, start=first.num_bytes)
+    assert second.num_bytes == first.num_bytes + packed_bytes(arrays)
+    memory = np.zeros(second.num_bytes, np.uint8)
+    for name, view in second.arrays(memory).items():
+        view[:] = arrays[name]
+    assert not first.arrays(memory)["a"].any()
+    views = second.views(torch.from_numpy(memory))
+    assert {name: view.tolist() for name, view in views.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
 
 
 def test_staging_on_a_cpu_copies_nothing() -> None:

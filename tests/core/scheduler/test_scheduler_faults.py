@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 
 from minisgl.core import Batch
@@ -175,13 +176,22 @@ def test_the_integrity_check_notices_a_lost_page() -> None:
         harness.scheduler.check_integrity()
 
 
-def test_an_idle_scheduler_checks_its_books() -> None:
+def test_a_scheduler_checks_its_books_when_its_last_results_are_out() -> None:
     harness = Harness(config=SchedulerConfig())
-    harness.submit(prompt_of(1), max_tokens=2)
-    while harness.scheduler.has_work or harness.io.has_messages:
-        harness.scheduler.step()
-    harness.cache.evict(1)
-    with pytest.raises(IntegrityError, match="has 0 owners, not 1"):
+    limits = harness.engine.limits
+    page = np.array([limits.num_pages - 1], dtype=np.int32)  # which is free as well
+    harness.cache.insert_prefix(np.zeros(limits.page_size, dtype=np.int32), page)
+    uid = harness.submit(prompt_of(1), max_tokens=2)
+    harness.step()
+    assert harness.scheduler.has_work
+    with pytest.raises(IntegrityError, match="has 2 owners, not 1"):
+        step_until_idle(harness)
+    harness.collect()
+    harness.check(uid)
+
+
+def step_until_idle(harness: Harness) -> None:
+    while harness.scheduler.has_work:
         harness.scheduler.step()
 
 

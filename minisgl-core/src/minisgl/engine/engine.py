@@ -17,11 +17,12 @@ from minisgl.distributed.contract import Communicator
 from minisgl.engine.contract import EngineLimits, ForwardOutput, StepEngine
 from minisgl.engine.edits import LogitEditor
 from minisgl.engine.graph import GraphKey, GraphRunner, StepOutput
-from minisgl.engine.inputs import StepInputs, StepTensors
+from minisgl.engine.inputs import StepInputs
 from minisgl.engine.logprobs import PendingLogprobs, PendingScores, ScorePlan, plan_scores
 from minisgl.engine.outputs import OutputRing
 from minisgl.engine.prefill_graph import PrefillGraphs, PrefillStep
 from minisgl.engine.row_params import RowParams
+from minisgl.engine.slots import StepTensors
 from minisgl.models.contract import Model
 from minisgl.ops.contract import SamplingHints, SamplingInputs
 from minisgl.plugin.records import LogitsProcessor
@@ -62,7 +63,6 @@ class _Sampled(NamedTuple):
     reqs: list[Req]
     rows: np.ndarray  # of the page table
     seq_lens: np.ndarray
-    is_decode: bool
 
 
 class Engine(StepEngine):
@@ -124,18 +124,17 @@ class Engine(StepEngine):
         """Compute prompt tokens; sample for the requests whose prompt ends here."""
         host = batch.host
         assert host is not None, "the scheduler sets batch.host"
-        for req, is_sampled in zip(batch.reqs, batch.is_sampled, strict=True):
-            if is_sampled:
-                self._params.admit(req)
-                self._editor.admit(req)
+        sampled = [
+            req for req, is_last in zip(batch.reqs, batch.is_sampled, strict=True) if is_last
+        ]
+        self._params.admit(sampled)
+        for req in sampled:
+            self._editor.admit(req)
         scores = plan_scores(batch)
-        sampled = np.flatnonzero(batch.is_sampled)
-        reqs = [batch.reqs[i] for i in sampled]
-        num_rows = len(reqs) + len(scores.rows)
+        num_rows = len(sampled) + len(scores.rows)
         num_tokens = int((host.seq_lens - host.cached_lens).sum())
         size = self._prefill_graphs.padded_size(num_tokens, num_rows)
         tensors = self._inputs.load_prefill(batch, size, scores.rows)
-        self._flat_pool.index_copy_(0, tensors.token_loc, _tensor(batch.input_ids))
         self._ctx.attn_backend.prepare_metadata(batch)
         if size is None:
             with self._ctx.forward_batch(batch):
@@ -159,7 +158,7 @@ class Engine(StepEngine):
         is_all_greedy = self._params.is_all_greedy(rows)
         tokens = self._sample(logits[:n], tensors, is_all_greedy, self._params.hints(rows))
         output, reqs = StepOutput(logits[:n], tokens), [batch.reqs[i] for i in sampled]
-        return self._finish(_Sampled(output, tensors, reqs, rows, seq_lens, False), pending)
+        return self._finish(_Sampled(output, tensors, reqs, rows, seq_lens), pending)
 
     def _decode(self, batch: Batch) -> ForwardOutput:
         """Compute one token of each request, from a graph where one fits."""
@@ -176,7 +175,7 @@ class Engine(StepEngine):
             self._ctx.attn_backend.prepare_for_replay(batch)
             output = self._graphs.replay(GraphKey(size, is_all_greedy))
         output = StepOutput(output.logits[:n], output.tokens[:n])
-        return self._finish(_Sampled(output, tensors, batch.reqs, rows, host.seq_lens, True))
+        return self._finish(_Sampled(output, tensors, batch.reqs, rows, host.seq_lens))
 
     def _decode_step(
         self,
@@ -189,6 +188,7 @@ class Engine(StepEngine):
 
         A captured step serves whatever parameters come later, so it is given no hints.
         """
+        assert tensors.token_loc is not None, "a decode step reads the pool"
         batch.input_ids = self._flat_pool.index_select(0, tensors.token_loc)
         with self._ctx.forward_batch(batch):
             logits = self._model.forward()  # [padded_size, vocab_size]
@@ -225,7 +225,8 @@ class Engine(StepEngine):
         """
         tensors, index = step.tensors, torch.from_numpy(indices).to(self.device)
         rows, reqs = step.rows[indices], [step.reqs[i] for i in indices]
-        newest = self._flat_pool[tensors.token_loc[index]] if step.is_decode else None
+        token_loc = tensors.token_loc
+        newest = None if token_loc is None else self._flat_pool[token_loc[index]]
         edited = self._editor.edit(step.output.logits[index], reqs, step.seq_lens[indices], newest)
         for processor in self._parts.logits_processors:
             processor(edited, reqs)
@@ -295,9 +296,3 @@ class Engine(StepEngine):
         self._ctx.attn_backend.prepare_metadata(batch)
         for is_all_greedy in (True, False):
             self._decode_step(batch, tensors, is_all_greedy)
-
-
-def _tensor(value: torch.Tensor | None) -> torch.Tensor:
-    """Narrow a batch field that has been filled."""
-    assert value is not None, "batch field is not filled"
-    return value

@@ -3,89 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from minisgl.core import Batch, Context, StepArrays
-from minisgl.engine.packed import Field, PackedLayout, Staging, numpy_views
+from minisgl.engine.packed import Staging, layout_of, packed_bytes
 from minisgl.engine.prefill_graph import MAX_SAMPLED
-from minisgl.engine.row_params import RowParams, param_fields, sampling_inputs
-from minisgl.ops.contract import SamplingInputs
+from minisgl.engine.row_params import RowParams, sampling_inputs
+from minisgl.engine.slots import DecodeSlot, PrefillSlot, StepTensors, prefill_layout
 
-_I32, _I64 = torch.int32, torch.int64
-_TORCH: Mapping[np.dtype[Any], torch.dtype] = {  # Any: each has another scalar
-    np.dtype(np.int32): torch.int32,
-    np.dtype(np.int64): torch.int64,
-    np.dtype(np.float32): torch.float32,
-}
-_NUMPY = {v: k for k, v in _TORCH.items()}
+_ROW_BYTES = 128  # all fields of a decode row, or those of a prefill that the model does not read
+_UPDATE_BYTES = 1 << 18  # some 20,000 page updates that go along with a captured prefill
 
 
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """Device tensors of a step that the model does not need; views of the packed buffer.
+class _OpenPrefill(NamedTuple):
+    """A prefill that is being written, at the start of the buffers of ``staging``."""
 
-    Attributes:
-        token_loc: Flat token-pool index of each input token, int64: read in decode, written in
-            prefill; ``[num_tokens]``.
-        write_loc: Flat token-pool index of each sampled token, int64; ``[num_sampled]``.
-        sampling: Parameters of the rows that sample.
-    """
-
-    token_loc: torch.Tensor
-    write_loc: torch.Tensor
-    sampling: SamplingInputs
-
-
-class DecodeSlot:
-    """The views for one padded size: fixed addresses that a captured graph reads."""
-
-    def __init__(self, size: int, staging: Staging) -> None:
-        """Lay out a decode step of ``size`` rows at the start of the buffers."""
-        fields = [
-            Field("table_idx", _I32, size),
-            Field("positions", _I32, size),
-            Field("seq_lens", _I32, size),
-            Field("out_loc", _I64, size),
-            Field("token_loc", _I64, size),
-            Field("write_loc", _I64, size),
-            *param_fields(size),
-        ]
-        layout = PackedLayout(fields)
-        self.num_bytes = layout.num_bytes
-        self.host = [numpy_views(layout.views(buffer)) for buffer in staging.host]
-        self.device = layout.views(staging.device)
-        self.tensors = StepTensors(
-            token_loc=self.device["token_loc"],
-            write_loc=self.device["write_loc"],
-            sampling=sampling_inputs(self.device, self.device["seq_lens"]),
-        )
-
-
-class PrefillSlot:
-    """What a captured prefill of one padded size reads, at fixed addresses."""
-
-    def __init__(self, size: int, staging: Staging) -> None:
-        """Lay out a step of ``size`` tokens at the start of the buffers."""
-        layout = self.layout(size)
-        self.num_bytes = layout.num_bytes
-        self.host = [numpy_views(layout.views(buffer)) for buffer in staging.host]
-        self.device = layout.views(staging.device)
-
-    @staticmethod
-    def layout(size: int) -> PackedLayout:
-        """Place the inputs of the model."""
-        return PackedLayout(
-            [
-                Field("input_ids", _I32, size),
-                Field("positions", _I32, size),
-                Field("out_loc", _I64, size),
-                Field("sample_rows", _I64, MAX_SAMPLED),
-            ]
-        )
+    staging: Staging
+    num_bytes: int
+    host: dict[str, np.ndarray]
+    device: dict[str, torch.Tensor]
 
 
 class StepInputs:
@@ -100,13 +39,14 @@ class StepInputs:
         self._max_pages = ctx.page_table.shape[1]
         self._pool_width = ctx.token_pool.shape[1]
         self._flat_page_table = ctx.page_table.view(-1)
-        # A decode row has under 128 bytes of fields; page updates come behind them.
-        self._decode = Staging(128 * (max_running_reqs + 16), self._device)
+        # The rows leave room for page updates, which come behind them, and for alignment.
+        self._rows_bytes = _ROW_BYTES * (max_running_reqs + 16)
+        self._decode = Staging(self._rows_bytes, self._device)
         self._bulk = Staging(1 << 16, self._device)
         self._slots: dict[int, DecodeSlot] = {}
         self._prefill: Staging | None = None
         self._prefill_slots: dict[int, PrefillSlot] = {}
-        self._arange = torch.arange(max_running_reqs + 1, dtype=_I32, device=self._device)
+        self._arange = torch.arange(max_running_reqs + 1, dtype=torch.int32, device=self._device)
 
     def load_decode(self, batch: Batch, size: int) -> StepTensors:
         """Fill a decode batch, padded to ``size`` rows, and submit the copy.
@@ -118,8 +58,8 @@ class StepInputs:
         slot = self.slot(size)
         views = slot.host[self._decode.acquire()]
         self._fill_decode(views, host, batch.size)
-        self._decode.submit(slot.num_bytes)
-        self._update_page_table(host)
+        updates = self._page_updates(host, self._decode.num_bytes - slot.num_bytes)
+        self._write_page_table(_send(self._decode, slot.num_bytes, updates))
         self.attach(batch, slot)
         return slot.tensors
 
@@ -189,47 +129,32 @@ class StepInputs:
                 behind those that sample.
         """
         host = _host(batch)
-        lens = host.seq_lens - host.cached_lens
-        rows = np.repeat(np.arange(batch.size), lens)
-        starts = np.cumsum(lens) - lens
-        positions = np.arange(len(rows)) - starts[rows] + host.cached_lens[rows]
-        table_rows = host.table_idx[rows].astype(np.int64)
-        page_size = self._ctx.page_size
-        pages = host.page_table[table_rows, positions // page_size].astype(np.int64)
         sampled = np.flatnonzero(batch.is_sampled)
-        sampled_rows = host.table_idx[sampled]
-        tokens = [r.tokens[r.cached_len : r.device_len] for r in batch.reqs]
-        params = {f.name: np.empty(f.length, _NUMPY[f.dtype]) for f in param_fields(len(sampled))}
-        self._params.gather(sampled_rows, params)
-        inputs = {
-            "input_ids": np.concatenate(tokens),
-            "positions": positions.astype(np.int32),
-            "out_loc": pages * page_size + positions % page_size,
-            "sample_rows": (starts + lens - 1)[sampled].astype(np.int64),
-        }
+        lens = host.seq_lens - host.cached_lens
+        bounds = np.zeros(batch.size + 1, np.int32)
+        np.cumsum(lens, out=bounds[1:])
+        wanted = bounds[1:][sampled] - 1
         if scored_rows is not None:
-            inputs["sample_rows"] = np.concatenate((inputs["sample_rows"], scored_rows))
-        rest = {
-            "token_loc": table_rows * self._pool_width + positions,
+            wanted = np.concatenate((wanted, scored_rows))
+        table_rows, seq_lens = host.table_idx[sampled], host.seq_lens[sampled]
+        along = {
             "table_idx": host.table_idx,
             "seq_lens": host.seq_lens,
-            "cu_seqlens_q": np.concatenate(([0], np.cumsum(lens))).astype(np.int32),
-            "write_loc": sampled_rows.astype(np.int64) * self._pool_width + host.seq_lens[sampled],
-            "sample_positions": host.seq_lens[sampled],
-            **params,
+            "cu_seqlens_q": bounds,
+            "write_loc": table_rows.astype(np.int64) * self._pool_width + seq_lens,
+            "sample_positions": seq_lens,
+            **self._params.select(table_rows),
+            **self._page_updates(host, None if size is None else _UPDATE_BYTES),
         }
-        if size is None:
-            views = self._upload({**inputs, **rest, **self._page_updates(host)})
-        else:
-            filled = self._fill_slot(self.prefill_slot(size), inputs)
-            views = self._upload({**rest, **self._page_updates(host)}) | filled
+        step = self._open_prefill(size, int(bounds[-1]), len(wanted), packed_bytes(along))
+        self._fill_prefill(step.host, batch, bounds, wanted)
+        views = _send(step.staging, step.num_bytes, along) | step.device
         self._write_page_table(views)
         batch.padded_size = batch.size
-        for name in (*inputs, "table_idx", "seq_lens", "cu_seqlens_q"):
+        for name in (*step.device, "table_idx", "seq_lens", "cu_seqlens_q"):
             setattr(batch, name, views[name])
         batch.max_seqlen_q = int(lens.max())
         return StepTensors(
-            token_loc=views["token_loc"],
             write_loc=views["write_loc"],
             sampling=sampling_inputs(views, views["sample_positions"]),
         )
@@ -240,7 +165,8 @@ class StepInputs:
         All slots share one buffer, so the first one asked for must be the largest.
         """
         if self._prefill is None:
-            self._prefill = Staging(PrefillSlot.layout(size).num_bytes, self._device)
+            num_bytes = prefill_layout(size, MAX_SAMPLED).num_bytes
+            self._prefill = Staging(num_bytes + self._rows_bytes + _UPDATE_BYTES, self._device)
         found = self._prefill_slots.get(size)
         if found is None:
             found = self._prefill_slots[size] = PrefillSlot(size, self._prefill)
@@ -249,56 +175,125 @@ class StepInputs:
     def load_dummy_prefill(self, size: int) -> Batch:
         """Make every token of a slot padding, and return a batch over it, for a capture."""
         slot = self.prefill_slot(size)
-        self._fill_slot(slot, {n: view[:0] for n, view in slot.host[0].items()})
+        assert self._prefill is not None, "a slot has a buffer"
+        self._pad_prefill(slot.host[self._prefill.acquire()], 0, 0)
+        self._prefill.submit(slot.num_bytes)
         batch = Batch(reqs=[], phase="prefill")
         for name, tensor in slot.device.items():
             setattr(batch, name, tensor)
         return batch
 
-    def _fill_slot(
-        self, slot: PrefillSlot, inputs: dict[str, np.ndarray]
-    ) -> dict[str, torch.Tensor]:
-        """Write a captured prefill's inputs and its padding; returns views without padding."""
-        assert self._prefill is not None, "a slot has a buffer"
-        views = slot.host[self._prefill.acquire()]
-        padding = {"out_loc": self._ctx.kv_pool.dummy_page * self._ctx.page_size}
-        for name, array in inputs.items():
-            views[name][: len(array)] = array
-            views[name][len(array) :] = padding.get(name, 0)
-        self._prefill.submit(slot.num_bytes)
-        return {name: slot.device[name][: len(array)] for name, array in inputs.items()}
+    def _open_prefill(
+        self, size: int | None, num_tokens: int, num_rows: int, num_more_bytes: int
+    ) -> _OpenPrefill:
+        """Find room for the inputs of a prefill, and for so many bytes behind them."""
+        if size is None:
+            layout = prefill_layout(num_tokens, num_rows)
+            bulk = self._bulk_of(layout.num_bytes + num_more_bytes)
+            host = layout.arrays(bulk.memory[bulk.acquire()])
+            return _OpenPrefill(bulk, layout.num_bytes, host, layout.views(bulk.device))
+        slot, staging = self.prefill_slot(size), self._prefill
+        assert staging is not None, "a slot has a buffer"
+        host = slot.host[staging.acquire()]
+        views = {name: view[:num_tokens] for name, view in slot.device.items()}
+        views["sample_rows"] = slot.device["sample_rows"][:num_rows]
+        return _OpenPrefill(staging, slot.num_bytes, host, views)
 
-    def _update_page_table(self, host: StepArrays) -> None:
-        """Bring the device page table up to date with the pages given out for this step."""
-        if updates := self._page_updates(host):
-            self._write_page_table(self._upload(updates))
+    def _fill_prefill(
+        self, views: dict[str, np.ndarray], batch: Batch, bounds: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Write what the model reads of a prefill.
 
-    def _page_updates(self, host: StepArrays) -> dict[str, np.ndarray]:
-        """Return where this step's new pages go in the page table; nothing if it has none."""
+        Args:
+            views: Of the host buffer; what they have beyond this step is padding.
+            batch: The step.
+            bounds: ``[num_reqs + 1]`` int32, where the tokens of each request begin.
+            rows: Tokens whose logits are wanted.
+        """
+        host, num_tokens = _host(batch), int(bounds[-1])
+        lens = bounds[1:] - bounds[:-1]
+        np.concatenate(
+            [req.tokens[req.cached_len : req.device_len] for req in batch.reqs],
+            out=views["input_ids"][:num_tokens],
+        )
+        positions = views["positions"][:num_tokens]
+        shifts = np.repeat(host.cached_lens - bounds[:-1], lens)
+        np.add(np.arange(num_tokens, dtype=np.int32), shifts, out=positions)
+        # One flat look-up; one by row and column takes four times as long.
+        cols = positions // self._ctx.page_size
+        rows_at = host.table_idx.astype(np.int64) * host.page_table.shape[1]
+        pages = host.page_table.reshape(-1).take(np.repeat(rows_at, lens) + cols)
+        out_loc = views["out_loc"][:num_tokens]
+        np.multiply(pages - cols, self._ctx.page_size, out=out_loc, dtype=np.int64)
+        out_loc += positions  # page * page_size + positions % page_size
+        views["sample_rows"][: len(rows)] = rows
+        self._pad_prefill(views, num_tokens, len(rows))
+
+    def _pad_prefill(self, views: dict[str, np.ndarray], num_tokens: int, num_rows: int) -> None:
+        """Make all tokens and rows beyond so many padding, which computes on the dummy page."""
+        views["input_ids"][num_tokens:] = 0
+        views["positions"][num_tokens:] = 0
+        views["out_loc"][num_tokens:] = self._ctx.kv_pool.dummy_page * self._ctx.page_size
+        views["sample_rows"][num_rows:] = 0
+
+    def _page_updates(self, host: StepArrays, num_free_bytes: int | None) -> dict[str, np.ndarray]:
+        """Return where this step's new pages go in the page table, to be sent along with the rest.
+
+        Nothing if there are none, or so many that they had to be sent by themselves: a prefix that
+        was found in the cache can be as long as the context.
+
+        Args:
+            host: The step.
+            num_free_bytes: Room in the buffer of the rest; ``None`` if that can grow.
+        """
         if not len(host.page_ids):
             return {}
         loc = host.page_rows.astype(np.int64) * self._max_pages + host.page_cols
-        return {"page_loc": loc, "page_ids": host.page_ids}
+        updates = {"page_loc": loc, "page_ids": host.page_ids}
+        if num_free_bytes is None or packed_bytes(updates) <= num_free_bytes:
+            return updates
+        staging = self._bulk_of(packed_bytes(updates))
+        staging.acquire()
+        self._write_page_table(_send(staging, 0, updates))
+        return {}
 
     def _write_page_table(self, views: Mapping[str, torch.Tensor]) -> None:
         """Scatter the uploaded `_page_updates`, if there were any."""
         if "page_loc" in views:
             self._flat_page_table.index_copy_(0, views["page_loc"], views["page_ids"])
 
-    def _upload(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Copy arrays to the device in one go.
+    def _bulk_of(self, num_bytes: int) -> Staging:
+        """Return the buffers for steps of any size, which hold at least so many bytes.
 
-        The views are good until the next upload, which on the stream comes behind every kernel
-        submitted before it.
+        What they hold is good until the next step, whose copy comes behind every kernel of this
+        one on the stream.
         """
-        layout = PackedLayout([Field(k, _TORCH[a.dtype], len(a)) for k, a in arrays.items()])
-        if layout.num_bytes > self._bulk.num_bytes:
-            self._bulk = Staging(2 * layout.num_bytes, self._device)
-        views = layout.views(self._bulk.host[self._bulk.acquire()])
-        for name, array in arrays.items():
-            views[name].numpy()[:] = array
-        self._bulk.submit(layout.num_bytes)
-        return layout.views(self._bulk.device)
+        if num_bytes > self._bulk.num_bytes:
+            self._bulk = Staging(2 * num_bytes, self._device)
+        return self._bulk
+
+
+def _send(
+    staging: Staging, num_bytes: int, arrays: Mapping[str, np.ndarray]
+) -> dict[str, torch.Tensor]:
+    """Bring a step to the device in one go.
+
+    Args:
+        staging: Acquired.
+        num_bytes: At the start of its host buffer, which have been written already.
+        arrays: To be written behind them.
+
+    Returns:
+        The arrays on the device.
+    """
+    if not arrays:
+        staging.submit(num_bytes)
+        return {}
+    layout = layout_of(arrays, start=num_bytes)
+    for name, view in layout.arrays(staging.memory[staging.current]).items():
+        view[:] = arrays[name]
+    staging.submit(layout.num_bytes)
+    return layout.views(staging.device)
 
 
 def _host(batch: Batch) -> StepArrays:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from minisgl.core import Req
+from minisgl.core import Req, SamplingParams
 from minisgl.engine.packed import Field
 from minisgl.ops.contract import SamplingHints, SamplingInputs
 
@@ -52,19 +54,23 @@ class RowParams:
         self._edited_below = np.zeros(size, np.int32)  # seq_len from which the plain logits do
         self._has_logprobs = np.zeros(size, np.bool_)
 
-    def admit(self, req: Req) -> None:
-        """Take the parameters of a request whose row is ``req.table_idx``."""
-        params, row = req.sampling_params, req.table_idx
-        arrays = self._arrays
-        arrays["temperature"][row] = 0.0 if params.is_greedy else params.temperature
-        arrays["top_k"][row] = self._vocab_size if params.top_k == -1 else params.top_k
-        arrays["top_p"][row] = params.top_p
-        arrays["min_p"][row] = params.min_p
-        self._top_width[row] = self._hint_width(req)
-        seed = _mix(self._base_seed, req.uid) if params.seed is None else params.seed
-        arrays["seeds"][row] = np.uint64(seed % 2**64).astype(np.int64)
-        self._edited_below[row] = self._edit_limit(req)
-        self._has_logprobs[row] = params.logprobs is not None
+    def admit(self, reqs: Sequence[Req]) -> None:
+        """Take the parameters of requests whose rows are their ``table_idx``."""
+        if not reqs:
+            return
+        rows = np.array([req.table_idx for req in reqs])
+        params = [req.sampling_params for req in reqs]
+        arrays, vocab_size = self._arrays, self._vocab_size
+        arrays["temperature"][rows] = [0.0 if p.is_greedy else p.temperature for p in params]
+        arrays["top_k"][rows] = [vocab_size if p.top_k == -1 else p.top_k for p in params]
+        arrays["top_p"][rows] = [p.top_p for p in params]
+        arrays["min_p"][rows] = [p.min_p for p in params]
+        arrays["seeds"][rows] = np.array([self._seed(req) for req in reqs], np.uint64).view(
+            np.int64
+        )
+        self._top_width[rows] = [self._hint_width(p) for p in params]
+        self._edited_below[rows] = [self._edit_limit(req) for req in reqs]
+        self._has_logprobs[rows] = [p.logprobs is not None for p in params]
 
     def reset(self, row: int) -> None:
         """Make a row a padding row again: greedy, unedited."""
@@ -78,6 +84,10 @@ class RowParams:
         """Write the parameters of ``rows`` to the arrays of the same names in ``out``."""
         for name, array in self._arrays.items():
             array.take(rows, out=out[name], mode="clip")  # "raise" would buffer the output
+
+    def select(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the parameters of ``rows`` by name; see `param_fields`."""
+        return {name: array[rows] for name, array in self._arrays.items()}
 
     def is_all_greedy(self, rows: np.ndarray) -> bool:
         """Return whether every one of ``rows`` is greedy."""
@@ -98,9 +108,13 @@ class RowParams:
         """Return whether any of ``rows`` wants the log-probabilities of its tokens."""
         return bool(self._has_logprobs[rows].any())
 
-    def _hint_width(self, req: Req) -> int:
-        """Return how many of the likeliest tokens the filters of ``req`` look at."""
-        params = req.sampling_params
+    def _seed(self, req: Req) -> int:
+        """Return the 64-bit seed of ``req``."""
+        seed = req.sampling_params.seed
+        return _mix(self._base_seed, req.uid) if seed is None else seed % 2**64
+
+    def _hint_width(self, params: SamplingParams) -> int:
+        """Return how many of the likeliest tokens the filters look at."""
         if params.is_greedy or (params.top_k == -1 and params.top_p >= 1.0):
             return 0
         return self._vocab_size if params.top_k == -1 else min(params.top_k, self._vocab_size)

@@ -56,6 +56,7 @@ class CacheManager:
         self._allocator = PageAllocator(limits.num_pages)
         self._limbo: deque[tuple[int, np.ndarray]] = deque()  # step that holds them, pages
         self._updates: list[PageUpdates] = []
+        self._filled: list[tuple[int, int]] = []  # rows that were filled since, and their pages
         self._no_updates = PageUpdates(*(np.empty(0, dtype=np.int32) for _ in range(3)))
 
     @property
@@ -106,7 +107,7 @@ class CacheManager:
         req.num_pages = num_pages
         req.num_cached_pages = num_cached
         req.cached_len = match.handle.cached_len
-        self._note(req.table_idx, np.arange(num_pages, dtype=np.int32), row[:num_pages].copy())
+        self._filled.append((req.table_idx, num_pages))
         return True
 
     def grow(self, reqs: list[ScheduledReq], rows: np.ndarray, lens: np.ndarray) -> bool:
@@ -161,7 +162,8 @@ class CacheManager:
             self._limbo.append((step, offered[switched]))
             pages = result.pages[switched]
             self.page_table[req.table_idx, switched] = pages
-            self._note(req.table_idx, switched, pages)
+            rows = np.full(len(switched), req.table_idx, dtype=np.int32)
+            self._updates.append(PageUpdates(rows, switched, pages))
 
     def release(self, req: ScheduledReq, is_valid: bool = True) -> None:
         """Take all pages of ``req`` back; no launched step may hold them any more.
@@ -183,7 +185,7 @@ class CacheManager:
             self.cache.unlock(req.cache_handle)
             req.cache_handle = None
         self._allocator.free(own)
-        if self._updates:
+        if self._updates or self._filled:
             self._forget_updates(req.table_idx)
         req.num_pages = req.num_cached_pages = req.cached_len = 0
 
@@ -205,6 +207,9 @@ class CacheManager:
     def take_updates(self) -> PageUpdates:
         """Return, once, the page-table entries that changed since the last call."""
         updates, self._updates = self._updates, []
+        if self._filled:
+            updates.append(self._filled_rows())
+            self._filled = []
         if len(updates) == 1:
             return updates[0]
         if not updates:
@@ -251,9 +256,15 @@ class CacheManager:
             self._allocator.free(self.cache.evict(num_missing))
         return self._allocator.allocate(num_pages)
 
-    def _note(self, row: int, cols: np.ndarray, ids: np.ndarray) -> None:
-        """Remember page-table entries of one row for the engine."""
-        self._updates.append(PageUpdates(np.full(len(cols), row, dtype=np.int32), cols, ids))
+    def _filled_rows(self) -> PageUpdates:
+        """Return the entries of all rows that were filled."""
+        rows, counts = zip(*self._filled, strict=True)
+        cols = np.arange(max(counts), dtype=np.int32)
+        return PageUpdates(
+            np.repeat(np.array(rows, dtype=np.int32), counts),
+            np.concatenate([cols[:count] for count in counts]),
+            np.concatenate([self.page_table[row, :count] for row, count in self._filled]),
+        )
 
     def _forget_updates(self, row: int) -> None:
         """Drop entries of a row that changes hands: the engine must not see a place twice."""
@@ -262,3 +273,4 @@ class CacheManager:
             PageUpdates(*(column[mask] for column in updates))
             for updates, mask in zip(self._updates, masks, strict=True)
         ]
+        self._filled = [filled for filled in self._filled if filled[0] != row]

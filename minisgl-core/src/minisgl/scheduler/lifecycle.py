@@ -244,6 +244,9 @@ class Lifecycle:
                 f"the prompt has {ids.size} tokens: {self._bound}, so it may have at most "
                 f"{self._max_len - 1}"
             )
+        # As unsigned numbers, negative ones are too large as well: one pass over a long prompt.
+        if ids.dtype == np.int32 and ids.view(np.uint32).max() < self._limits.vocab_size:
+            return ids
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self._limits.vocab_size:
             raise RequestError(

@@ -186,7 +186,6 @@ class FakeEngine(StepEngine):
         ):
             if step.phase == "prefill":
                 tokens = step.inputs[index]
-                self._token_pool[row, start : start + len(tokens)] = tokens
             else:
                 tokens = self._token_pool[row, start : start + 1]
             self._first[slots[index][start:]] = tokens
