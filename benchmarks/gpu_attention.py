@@ -74,6 +74,9 @@ CASES = [
     Case("prefill", 4, 2048, 2048),
     Case("prefill", 1, 8192, 8192),
     Case("prefill", 8, 1024, 256),
+    Case("prefill", 1, 8192, 16),
+    Case("prefill", 4, 4096, 64),
+    Case("prefill", 1, 512, 128),
 ]
 SPECS = {
     "fi": "minisgl_attn_flashinfer.plugin:ATTENTION",

@@ -2,7 +2,8 @@
 //
 // The threads of a block are fibers that take turns; each runs until it meets a barrier or an
 // exchange of its warp, so that a missing barrier shows as a wrong result. The blocks of a cluster
-// run together, clusters one after another. Only what the sources use is here.
+// run together, clusters one after another, in one of two orders. Only what the sources use is
+// here.
 #pragma once
 
 #include <setjmp.h>
@@ -272,11 +273,18 @@ struct Launch<KERNEL> {
         device.entry = call;
         device.arguments = arguments;
         int num_blocks = shape[4];  // of a cluster; they lie side by side
-        for (unsigned y = 0; y < device.grid.y; y++)
-            for (unsigned x = 0; x < device.grid.x; x += num_blocks) {
-                for (int i = 0; i < num_blocks; i++) device.blocks[i] = {{x + i, y, 0}, i};
-                run_cluster(num_blocks);
+        unsigned clusters_x = device.grid.x / num_blocks, clusters = clusters_x * device.grid.y;
+        unsigned evens = (clusters + 1) / 2;
+        for (unsigned i = 0; i < clusters; i++) {
+            unsigned which = i;
+            if (shape[5]) {  // the odd ones from the last to the first, and then the others
+                which = clusters - 1 - i;
+                which = which < evens ? which * 2 : (which - evens) * 2 + 1;
             }
+            unsigned x = which % clusters_x * num_blocks, y = which / clusters_x;
+            for (int j = 0; j < num_blocks; j++) device.blocks[j] = {{x + j, y, 0}, j};
+            run_cluster(num_blocks);
+        }
     }
 };
 

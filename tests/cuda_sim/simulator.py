@@ -20,12 +20,20 @@ HEADERS = Path(__file__).parent
 
 
 class SimulatedLaunch:
-    """One kernel, run to its end by each call."""
+    """One kernel, run to its end by each call.
 
-    def __init__(self, run: ctypes._NamedFuncPointer, layout: str, turn: threading.Lock) -> None:
+    Blocks may come in any order, so every second call mixes them up. Ranks, whose blocks wait for
+    each other, all take the same order.
+    """
+
+    def __init__(
+        self, run: ctypes._NamedFuncPointer, layout: str, turn: threading.Lock, is_alone: bool
+    ) -> None:
         self._run = run
         self._layout = layout
         self._turn = turn
+        self._is_alone = is_alone
+        self._is_mixed = False
 
     def __call__(
         self,
@@ -36,7 +44,8 @@ class SimulatedLaunch:
         cluster: int = 1,
     ) -> None:
         assert grid[0] % cluster == 0, "a grid is made of whole clusters"
-        shape = (ctypes.c_int * 5)(*grid, *block, cluster)
+        shape = (ctypes.c_int * 6)(*grid, *block, cluster, self._is_mixed)
+        self._is_mixed ^= self._is_alone
         with self._turn:  # ctypes lets other threads run meanwhile
             self._run(shape, struct.pack(self._layout, *args))
 
@@ -65,7 +74,9 @@ class SimulatedLoader(Loader):
             built = own
         library = ctypes.CDLL(str(built))
         return {
-            name: SimulatedLaunch(getattr(library, f"sim_{name}"), layout, self._turn)
+            name: SimulatedLaunch(
+                getattr(library, f"sim_{name}"), layout, self._turn, self._rank is None
+            )
             for name, layout in unit.entries.items()
         }
 

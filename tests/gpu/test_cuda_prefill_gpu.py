@@ -27,6 +27,7 @@ SHAPE = AttentionShape(
     num_qo_heads=16, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, device="cuda",
     max_seq_len=1024, max_reqs=17,
 )  # fmt: skip
+LONG = replace(SHAPE, max_seq_len=8192, max_reqs=4)
 # Whole prompts of many lengths, one token behind a prefix, chunks.
 MIXED = (
     Step(3, 0, 37), Step(0, 0, 1), Step(5, 64, 97), Step(1, 71, 72), Step(2, 130, 300),
@@ -98,6 +99,31 @@ def test_long_prompts_are_near_the_reference(head_dim: int, heads: tuple[int, in
     # The whole table of scores in float64 would take gigabytes: some heads at a time.
     for start, (row, cached, end) in zip((0, 8192), ((0, 0, 8192), (1, 4096, 8000)), strict=True):
         compare_rows(case, q[start:], out[start:], row, cached, end)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (16, 8), (40, 8), (8, 1), (2, 2)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_few_tokens_behind_many_are_near_the_reference(
+    head_dim: int, heads: tuple[int, int]
+) -> None:
+    shape = replace(LONG, head_dim=head_dim, num_qo_heads=heads[0], num_kv_heads=heads[1])
+    case = AttentionCase(replace(shape, windows=(-1, 4000)))
+    backend = make(case)
+    for num_tokens in (1, 3, 20, 200):
+        check(backend, case, [Step(0, 8192 - num_tokens, 8192)])
+    check(backend, case, [Step(row, 4096 - 64 * row, 4096) for row in range(1, 4)])
+    check(backend, case, [Step(0, 0, 300), Step(1, 8000, 8020), Step(2, 5, 100), Step(3, 511, 512)])
+
+
+def test_split_requests_give_the_same_bits_every_time() -> None:
+    case = AttentionCase(replace(LONG, windows=(-1, 5000)))
+    backend, batch = make(case), case.prefill([Step(0, 8000, 8020), Step(1, 3000, 3100)])
+    q = case.queries(120)
+    first = [backend.forward(q, layer_id, batch) for layer_id in range(2)]
+    for _ in range(200):
+        outs = [backend.forward(q, layer_id, batch) for layer_id in range(2)]
+        for out, before in zip(outs, first, strict=True):
+            assert torch.equal(out, before)
 
 
 def compare_rows(

@@ -17,6 +17,7 @@ from minisgl_kernels_cuda.units import ATTENTION_PREFILL, DeviceSize, HeadsShape
 _THREADS = 384
 _ROWS = 128  # heads of tokens that a block takes at a time
 _TILE_KEYS = 128
+_WARPS, _LANES = 8, 32  # of a block, that multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,14 @@ class PrefillAttention(AttentionBackend):
     """Attention of any number of query tokens per request; plans nothing on the host.
 
     The kernel reads lengths and page table on the device, and its blocks take work as they get
-    done. Calls share the counter of what is taken, so they have to be on one stream.
+    done; few tokens behind many keys are split over them by their keys. Calls share the counter of
+    what is taken, and memory for what is split, so they have to be on one stream.
     """
 
     def __init__(self, config: AttentionConfig, loader: Loader, device: DeviceSize) -> None:
-        """Load the kernel and describe the pool to the device.
+        """Load the kernel, describe the pool to the device and allocate what parts leave.
+
+        That is up to 70 KB per multiprocessor.
 
         Args:
             config: Of the engine; of float16 or bfloat16, head dimension 64 or 128.
@@ -63,6 +67,11 @@ class PrefillAttention(AttentionBackend):
         self._box_keys = math.gcd(config.context.page_size, _TILE_KEYS)
         self._layers = [self._layer(loader, layer_id) for layer_id in range(len(config.layers))]
         self._num_claimed = torch.zeros(1, dtype=torch.int32, device=config.device)
+        # Of each warp's rows of a part the sums, a float4 per lane and 8 elements, and one more.
+        num_warps = device.num_sms * _WARPS
+        floats = num_warps * _LANES * 4 * (config.head_dim // 8 + 1)
+        self._partials = torch.empty(floats, device=config.device)
+        self._arrived = torch.zeros(num_warps, dtype=torch.int32, device=config.device)
 
     def _layer(self, loader: Loader, layer_id: int) -> _Layer:
         config, pool = self._config, self._config.context.kv_pool
@@ -94,14 +103,16 @@ class PrefillAttention(AttentionBackend):
         num_tokens, num_reqs, block_tokens = q.shape[0], len(batch.table_idx), _ROWS // ratio
         shape = HeadsShape(num_tokens, config.num_qo_heads, config.head_dim, q.stride(0))
         max_jobs = (num_tokens // block_tokens + num_reqs) * config.num_kv_heads
+        max_parts = max_jobs * -(-config.max_seq_len // _TILE_KEYS)
         page_table = config.context.page_table
         self._launch(
-            (min(self._num_sms, max_jobs), 1), (_THREADS, 1),
+            (min(self._num_sms, max_parts), 1), (_THREADS, 1),
             self._heads_map(q.data_ptr(), shape, (block_tokens, ratio)), layer.k, layer.v,
             out.data_ptr(), page_table.data_ptr(), batch.table_idx.data_ptr(),
             batch.seq_lens.data_ptr(), batch.cu_seqlens_q.data_ptr(),
-            self._num_claimed.data_ptr(), page_table.shape[1], config.context.page_size,
-            self._box_keys, num_reqs, config.num_kv_heads, ratio, layer.window, layer.scale,
+            self._num_claimed.data_ptr(), self._partials.data_ptr(), self._arrived.data_ptr(),
+            page_table.shape[1], config.context.page_size, self._box_keys, num_reqs,
+            config.num_kv_heads, ratio, layer.window, layer.scale,
             shared_bytes=ATTENTION_PREFILL.max_shared_bytes,
         )  # fmt: skip
         return out

@@ -209,7 +209,7 @@ ATTENTION = Unit(
 )
 ATTENTION_PREFILL = Unit(
     "attention_prefill",
-    {f"attention_prefill_{dim}": "128s128s128sPPPPPPiiiiiiif" for dim in (64, 128)},
+    {f"attention_prefill_{dim}": "128s128s128sPPPPPPPPiiiiiiif" for dim in (64, 128)},
     # Queries of two jobs, two tiles of 128 keys and two of values; who has arrived, and the jobs.
     max_shared_bytes=(2 + 2 + 2) * 128 * 128 * 2 + 256,
     static_shared_bytes=0,

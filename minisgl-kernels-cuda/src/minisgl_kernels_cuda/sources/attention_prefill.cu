@@ -8,8 +8,9 @@
 // A warpgroup computes the weights of a tile while the tensor cores multiply the values of the tile
 // before, and the two warpgroups take turns in handing them work, so that one multiplies while the
 // other computes weights (FlashAttention-3, arXiv:2407.08608). Tiles come from the newest keys to
-// the oldest; only those at the edges of what a job's tokens see are masked.
-#include "prefill_tile.cuh"
+// the oldest; only those at the edges of what a job's tokens see are masked. A job may be a part of
+// one; what parts come to is put together in prefill_parts.cuh.
+#include "prefill_parts.cuh"
 
 constexpr int THREADS = 384, STAGES = 2;
 constexpr int BARRIERS = 1, TURNS = 3;  // numbers of the first of two
@@ -39,9 +40,8 @@ INLINE void fill(Tiles<D> ring, Jobs<D> jobs, const MatrixMap& pool, const Step&
             int page = box / page_boxes;
             return pages[page] * s.page_size + (box - page * page_boxes) * s.box_keys;
         };
-        int first_tile = job.first_tile(s.window);
 #pragma unroll 1
-        for (int tile = job.last_tile(); tile >= first_tile; tile--) {
+        for (int tile = job.last_tile; tile >= job.first_tile; tile--) {
             int num_boxes = (job.num_keys(tile) + s.box_keys - 1) / s.box_keys;
             int first = tile * (KEYS / s.box_keys);
             int row = row_of(first + min(lane, num_boxes - 1));
@@ -73,7 +73,7 @@ INLINE void attend(Tiles<D> keys, Tiles<D> values, Jobs<D> jobs, const Step& s) 
         if (!job.num_tokens) break;
         const Seen seen(job, tokens, s.window);
         Operand queries = operand(jobs.queries()) + group * 64 * LINE;
-        const int last_tile = job.last_tile(), first_tile = job.first_tile(s.window);
+        const int last_tile = job.last_tile, first_tile = job.first_tile;
         float sums[D / 8][4] = {};
         Scores scores;
         Weights weights;
@@ -131,13 +131,16 @@ INLINE void attend(Tiles<D> keys, Tiles<D> values, Jobs<D> jobs, const Step& s) 
         start_products();
         start_values<D>(sums, weights, operand_of_columns(values.slot(), KEYS * LINE));
         submit_products();
-        softmax.finish();
+        softmax.add_columns();
         products_pending<0>();
         settle(sums);
         values.release(values.stage);
         values.advance();
-        rescale(sums, softmax.factor);
-        write_out<D>(s, job, tokens, sums);
+        if (job.num_parts == 1 || merge<D>(s, job, sums, softmax)) {
+            softmax.finish();
+            rescale(sums, softmax.factor);
+            write_out<D>(s, job, tokens, sums);
+        }
     }
     if (group == 0) wait_for_turn(TURNS);  // nothing is left at the barrier
 }
@@ -174,11 +177,12 @@ INLINE void prefill(const MatrixMap& q, const MatrixMap& k, const MatrixMap& v, 
         const __grid_constant__ MatrixMap q, const __grid_constant__ MatrixMap k,               \
         const __grid_constant__ MatrixMap v, scalar* out, const int* page_table,                \
         const int* rows, const int* seq_lens, const int* starts, int* num_claimed,              \
-        int max_pages, int page_size, int box_keys, int num_reqs, int num_kv_heads, int ratio,  \
-        int window, float scale) {                                                              \
+        float4* partials, int* arrived, int max_pages, int page_size, int box_keys,             \
+        int num_reqs, int num_kv_heads, int ratio, int window, float scale) {                   \
         prefill<D>(q, k, v,                                                                     \
-                   Step{out, page_table, rows, seq_lens, starts, num_claimed, max_pages,        \
-                        page_size, box_keys, num_reqs, num_kv_heads, ratio, window, scale});    \
+                   Step{out, page_table, rows, seq_lens, starts, num_claimed, partials,         \
+                        arrived, max_pages, page_size, box_keys, num_reqs, num_kv_heads,        \
+                        ratio, window, scale});                                                 \
     }
 
 MINISGL_ATTENTION_PREFILL(64)

@@ -27,14 +27,6 @@ INLINE u32 transpose(u32 pair) {
     return result;
 }
 
-// Count this block in, after a barrier, and return how many came before. What the block's threads
-// wrote before the barrier is seen by all threads of a block that comes later, behind its barrier.
-INLINE int arrive(int* count) {
-    int before;
-    asm volatile("atom.add.acq_rel.gpu.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
-    return before;
-}
-
 // c[16 x 8] += a[16 x 8] b[8 x 8] for float32 cut to 10 bits of mantissa.
 INLINE void mma_tf32(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "

@@ -38,6 +38,14 @@ INLINE void pdl_launch() {
 #endif
 }
 
+// Count a block or a warp in, after a barrier, and return how many came before. What its threads
+// wrote before the barrier is seen by all threads of one that comes later, behind its barrier.
+INLINE int arrive(int* count) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    return before;
+}
+
 // A copy of 16 bytes to shared memory that goes on while the thread does; zeros where there is
 // nothing to copy. copies_pending returns when at most N groups of this thread's copies remain.
 INLINE void copy_async(uint4* to, const void* from, bool is_there) {
@@ -142,7 +150,8 @@ typedef Pack<PIECE> Piece;
 INLINE Piece load_piece(const scalar* from) { return *reinterpret_cast<const Piece*>(from); }
 INLINE void store_piece(scalar* to, const Piece& piece) { *reinterpret_cast<Piece*>(to) = piece; }
 
-INLINE float warp_sum(float value) {
+template <class T>
+INLINE T warp_sum(T value) {
     for (int offset = 16; offset; offset >>= 1) value += __shfl_xor_sync(FULL_WARP, value, offset);
     return value;
 }

@@ -73,10 +73,7 @@ struct Softmax {
                 most = fmaxf(most, fmaxf(scores[j][2 * h], scores[j][2 * h + 1]));
             most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
             most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
-            // A row may see none of these keys, and none so far.
-            float base = most == -INFINITE ? 0.f : most * scale;
-            factor[h] = exp2_fast(greatest[h] * scale - base);
-            greatest[h] = most;
+            float base = raise(h, most, scale);
             float even = 0.f, odd = 0.f;
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
@@ -86,14 +83,25 @@ struct Softmax {
             sum[h] = sum[h] * factor[h] + (even + odd);
         }
     }
-    // Of all columns; returns what the sums of the values are to be scaled by.
-    INLINE void finish() {
+    // Refer to another greatest score, not scaled yet and no smaller; returns what is subtracted
+    // from scaled ones. A row may see none of the keys so far.
+    INLINE float raise(int h, float most, float scale) {
+        float base = most == -INFINITE ? 0.f : most * scale;
+        factor[h] = exp2_fast(greatest[h] * scale - base);
+        greatest[h] = most;
+        return base;
+    }
+    INLINE void add_columns() {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             sum[h] += __shfl_xor_sync(FULL_WARP, sum[h], 1);
             sum[h] += __shfl_xor_sync(FULL_WARP, sum[h], 2);
-            factor[h] = divide_fast(1.f, sum[h]);
         }
+    }
+    // Behind the last key: what the sums of the values are to be scaled by.
+    INLINE void finish() {
+#pragma unroll
+        for (int h = 0; h < 2; h++) factor[h] = divide_fast(1.f, sum[h]);
     }
 };
 
