@@ -4,21 +4,18 @@
 
 Every product of a layer is timed as the engine runs it, by numbers of rows, and so is decode
 attention, by numbers of requests: at the end of a while without a pause, because a GPU that is
-held back by its power then has the clock that it can keep. Beside each time stands the energy that
-the driver counted meanwhile. The last line adds up the workload of `benchmarks.offline` from these:
-decode steps by their batch sizes, keys and values at the bandwidth that attention reached, prompts
-at the rate of the products of 8,192 rows.
+held back by its power then has the clock that it can keep. The last line adds up the workload of
+`benchmarks.offline` from these: decode steps by their batch sizes, keys and values at the bandwidth
+that attention reached, prompts at the rate of the products of 8,192 rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -44,46 +41,6 @@ _GRAPH_S = 0.01
 _MODEL_OF = {"qwen3-0.6b": "0.6b", "qwen3-14b": "14b"}
 
 
-class Cost(NamedTuple):
-    """What a call takes: seconds and joules."""
-
-    seconds: float
-    joules: float
-
-
-class Meter:
-    """The driver's count of a GPU's energy."""
-
-    def __init__(self) -> None:
-        """Open the driver's library of GPU `DEVICE`."""
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
-        self._device = ctypes.c_void_p()
-        uuid = str(torch.cuda.get_device_properties(DEVICE).uuid)
-        self._check(self._library.nvmlInit_v2())
-        self._check(
-            self._library.nvmlDeviceGetHandleByUUID(
-                f"GPU-{uuid}".encode(), ctypes.byref(self._device)
-            )
-        )
-
-    def joules(self) -> float:
-        """Return the energy since the driver was loaded."""
-        millijoules = ctypes.c_ulonglong()
-        self._check(
-            self._library.nvmlDeviceGetTotalEnergyConsumption(
-                self._device, ctypes.byref(millijoules)
-            )
-        )
-        return millijoules.value / 1000
-
-    @staticmethod
-    def _check(status: int) -> None:
-        if status:
-            raise SystemExit(
-                f"gpu_limits: the driver does not tell its energy: NVML error {status}"
-            )
-
-
 class Bench:
     """Times calls under load.
 
@@ -100,10 +57,9 @@ class Bench:
             self.loader, BF16, device_size(DEVICE), MAX_ROWS,
             build_activations(self.loader, BF16), uses_many=True,
         )  # fmt: skip
-        self._meter = Meter()
 
-    def cost(self, title: str, calls: Sequence[Callable[[], object]], about_s: float) -> Cost:
-        """Return what one of several like calls takes, and print it."""
+    def seconds(self, title: str, calls: Sequence[Callable[[], object]], about_s: float) -> float:
+        """Return the time of one of several like calls, and print it."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         num_rounds = max(1, round(_GRAPH_S / about_s / len(calls)))
@@ -117,16 +73,13 @@ class Bench:
                     for call in calls:
                         call()
             self._replay(graph, stream)  # until the clock has settled
-            before = self._meter.joules()
             seconds, num_replays = self._replay(graph, stream)
-            joules = self._meter.joules() - before
-        num_calls = num_replays * num_rounds * len(calls)
-        cost = Cost(seconds / num_calls, joules / num_calls)
-        watts = cost.joules / cost.seconds
-        print(f"{title:28} {cost.seconds * 1e6:8.1f} us {cost.joules * 1e3:8.2f} mJ {watts:4.0f} W")
-        return cost
+        each = seconds / (num_replays * num_rounds * len(calls))
+        print(f"{title:28} {each * 1e6:8.1f} us", flush=True)
+        return each
 
     def _replay(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> tuple[float, int]:
+        """Replay for half of the bench's seconds; return how long it was, and how many replays."""
         started, num_replays = time.perf_counter(), 0
         while (seconds := time.perf_counter() - started) < self._seconds / 2:
             graph.replay()
@@ -134,9 +87,9 @@ class Bench:
             num_replays += 1
         return seconds, num_replays
 
-    def layer(self, model: Model, rows: int) -> Cost:
-        """Return the cost of a layer's products, the activation in that of gate and up."""
-        costs = []
+    def layer(self, model: Model, rows: int) -> float:
+        """Return the seconds of a layer's products, the activation in those of gate and up."""
+        total = 0.0
         for name, (n, k) in zip(("q/k/v", "o", "gate/up", "down"), model.products, strict=True):
             weights = [randn(n, k) / k**0.5 for _ in range(copies(2.0 * n * k))]
             x = randn(rows, k)
@@ -145,8 +98,8 @@ class Bench:
                 pack = partial(self.kernels.pack_gated_linear, activation="silu")
             calls = [partial(pack(weight, bias=None), x) for weight in weights]
             about_s = max(2 * n * k / 4e12, 2 * rows * n * k / 7e14)
-            costs.append(self.cost(f"{rows:5} x {n} x {k}", calls, about_s))
-        return Cost(sum(c.seconds for c in costs), sum(c.joules for c in costs))
+            total += self.seconds(f"{rows:5} x {n} x {k}", calls, about_s)
+        return total
 
     def attention(self, model: Model, num_reqs: int) -> float:
         """Return the bytes per second at which decode attention reads keys and values."""
@@ -163,8 +116,8 @@ class Bench:
         backend.prepare_for_capture(batch)
         calls = [partial(backend.forward, q, i, batch) for i in range(num_layers)]
         about_s = sizes.kv_bytes(case) / 4e12
-        cost = self.cost(f"attention, {num_reqs} x {CONTEXT}", calls, about_s)
-        return sizes.kv_bytes(case) / cost.seconds
+        seconds = self.seconds(f"attention, {num_reqs} x {CONTEXT}", calls, about_s)
+        return sizes.kv_bytes(case) / seconds
 
 
 def between(points: Mapping[int, float], at: int) -> float:
@@ -192,8 +145,8 @@ def main() -> None:
     require_gpus(parser)
     model, num_layers = MODELS[_MODEL_OF[args.shape]], SHAPES[args.shape]["num_hidden_layers"]
     bench = Bench(args.seconds)
-    layers = {rows: bench.layer(model, rows).seconds for rows in NUM_ROWS}
-    prompt_s = bench.layer(model, PROMPT_ROWS).seconds / PROMPT_ROWS
+    layers = {rows: bench.layer(model, rows) for rows in NUM_ROWS}
+    prompt_s = bench.layer(model, PROMPT_ROWS) / PROMPT_ROWS
     rates = {n: bench.attention(model, n) for n in NUM_REQS}
     prompts, max_tokens = workload()
     num_in = [len(prompt) for prompt in prompts]

@@ -82,6 +82,18 @@ def test_each_phase_of_attention_has_its_own_priority() -> None:
 
 
 @pytest.mark.parametrize(
+    ("page_size", "is_preferred"),
+    [(None, True), (1, False), (2, False), (4, True), (5, False), (16, True), (64, True)],
+)
+def test_prefill_with_small_pages_is_left_to_others(
+    page_size: int | None, is_preferred: bool
+) -> None:
+    context = replace(HOPPER, phase="prefill", page_size=page_size)
+    flashinfer = 40
+    assert (plugin.probe_attention(context).priority > flashinfer) == is_preferred
+
+
+@pytest.mark.parametrize(
     ("missing", "reason"),
     [("_has_cuda_core", "pip install 'cuda-core"), ("has_nvrtc", "pip install nvidia-cuda-nvrtc")],
 )

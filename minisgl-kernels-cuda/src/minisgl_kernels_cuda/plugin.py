@@ -19,8 +19,11 @@ PRIORITY = 30
 # benchmarks.gpu_decode), and behind every library on other architectures.
 ATTENTION_PRIORITY = 10
 MEASURED_PRIORITY = {90: 60}
-# Behind every library until it is measured: FlashInfer's prefill has 40, FlashAttention 3 has 60.
-PREFILL_PRIORITY = 20
+# Before every library where pages, or what divides them evenly, have four tokens and more; with
+# smaller ones FlashInfer (40) was quicker (python -m benchmarks.gpu_attention --phase prefill).
+PREFILL_PRIORITY = 70
+SMALL_PAGES_PRIORITY = 20
+MIN_FAST_PAGE = 4
 MIN_SM = 80
 PREFILL_SM = 90
 PREFILL_DTYPES = ("float16", "bfloat16")
@@ -105,13 +108,23 @@ def probe_attention(context: ProbeContext) -> Availability:
             reason="prefill needs compute capability 9.0 and float16 or bfloat16; name another "
             "backend for it, as in --attn fi,cuda",
         )
-    decode_priority = MEASURED_PRIORITY.get(context.sm or 0, ATTENTION_PRIORITY)
     return Availability(
         ok=True,
         reason="cuda-core and NVRTC found",
-        priority=PREFILL_PRIORITY if context.phase == "prefill" else decode_priority,
+        priority=_prefill_priority(context)
+        if context.phase == "prefill"
+        else _decode_priority(context),
         capabilities=BOTH_PHASES if can_prefill else DECODE_ONLY,
     )
+
+
+def _decode_priority(context: ProbeContext) -> int:
+    return MEASURED_PRIORITY.get(context.sm or 0, ATTENTION_PRIORITY)
+
+
+def _prefill_priority(context: ProbeContext) -> int:
+    page_size = context.page_size or MIN_FAST_PAGE  # not chosen yet: the usual one is larger
+    return SMALL_PAGES_PRIORITY if page_size % MIN_FAST_PAGE else PREFILL_PRIORITY
 
 
 ATTENTION = BackendSpec(
