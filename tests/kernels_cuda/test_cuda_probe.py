@@ -12,6 +12,7 @@ import torch
 
 from minisgl.errors import PluginError
 from minisgl.plugin.spec import Phase, ProbeContext
+from minisgl_attn_flashinfer.plugin import PREFILL_PRIORITY as FLASHINFER_PRIORITY
 from minisgl_kernels_cuda import plugin
 from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
 from minisgl_kernels_cuda.units import macro_of, read_sources
@@ -89,8 +90,7 @@ def test_prefill_with_small_pages_is_left_to_others(
     page_size: int | None, is_preferred: bool
 ) -> None:
     context = replace(HOPPER, phase="prefill", page_size=page_size)
-    flashinfer = 40
-    assert (plugin.probe_attention(context).priority > flashinfer) == is_preferred
+    assert (plugin.probe_attention(context).priority > FLASHINFER_PRIORITY) == is_preferred
 
 
 @pytest.mark.parametrize(
