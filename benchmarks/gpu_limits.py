@@ -37,7 +37,8 @@ NUM_ROWS = (1, 8, 16, 32, 64, 96, 128, 160, 192, 256)
 PROMPT_ROWS = 8192
 NUM_REQS = (16, 64, 256)
 CONTEXT = 768
-_GRAPH_S = 0.01
+NUM_KV_HEADS, HEAD_DIM = 8, 128  # of both models
+_GRAPH_S = 0.01  # that a graph takes about, so that its launch does not count
 _MODEL_OF = {"qwen3-0.6b": "0.6b", "qwen3-14b": "14b"}
 
 
@@ -103,16 +104,18 @@ class Bench:
 
     def attention(self, model: Model, num_reqs: int) -> float:
         """Return the bytes per second at which decode attention reads keys and values."""
-        sizes, case = Sizes(model.num_q, 8, 128, 16, BF16), Case("decode", num_reqs, CONTEXT, 1)
+        sizes = Sizes(model.num_q, NUM_KV_HEADS, HEAD_DIM, 16, BF16)
+        case = Case("decode", num_reqs, CONTEXT, 1)
         num_layers = 2 + int(3e8 / sizes.kv_bytes(case))
         context, table = make_context(sizes, case, num_layers)
         config = AttentionConfig(
-            context=context, num_qo_heads=model.num_q, num_kv_heads=8, head_dim=128, dtype=BF16,
-            device=DEVICE, layers=(LayerAttention(128**-0.5),) * num_layers,
+            context=context, num_qo_heads=model.num_q, num_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM, dtype=BF16, device=DEVICE,
+            layers=(LayerAttention(HEAD_DIM**-0.5),) * num_layers,
             max_running_reqs=num_reqs, max_seq_len=CONTEXT,
         )  # fmt: skip
         backend, batch = layout_factory(self.loader, None)(config), make_batch(case, table)
-        q = randn(num_reqs, model.num_q, 128)
+        q = randn(num_reqs, model.num_q, HEAD_DIM)
         backend.prepare_for_capture(batch)
         calls = [partial(backend.forward, q, i, batch) for i in range(num_layers)]
         about_s = sizes.kv_bytes(case) / 4e12
@@ -121,7 +124,7 @@ class Bench:
 
 
 def between(points: Mapping[int, float], at: int) -> float:
-    """Return the value at a number between those of ``points``, on a line."""
+    """Return the value at a number, on the line of the two ``points`` around it, or nearest."""
     known = sorted(points)
     i = max(1, min(bisect_left(known, at), len(known) - 1))
     low, high = known[i - 1], known[i]
@@ -150,7 +153,7 @@ def main() -> None:
     rates = {n: bench.attention(model, n) for n in NUM_REQS}
     prompts, max_tokens = workload()
     num_in = [len(prompt) for prompt in prompts]
-    key_bytes = 2 * 8 * 128 * BF16.itemsize
+    key_bytes = 2 * NUM_KV_HEADS * HEAD_DIM * BF16.itemsize
     products = attention = 0.0
     for num_reqs, num_keys in steps(num_in, max_tokens):
         products += num_layers * between(layers, num_reqs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +13,7 @@ from minisgl.testing.attention_case import AttentionCase, AttentionShape
 from minisgl.testing.paged_batches import Step
 from minisgl.testing.reference import assert_close, attend
 from minisgl_kernels_cuda.attention import CudaAttention, build_attention
+from tests.kernels_cuda.prefill_check import check
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,16 +40,6 @@ def make(case: AttentionCase) -> CudaAttention:
     backend = build_attention(case.config())
     assert isinstance(backend, CudaAttention)
     return backend
-
-
-def check(backend: CudaAttention, case: AttentionCase, steps: Sequence[Step]) -> None:
-    batch = case.prefill(steps)
-    q = case.queries(sum(step.seq_len - step.cached_len for step in steps))
-    backend.prepare_metadata(batch)
-    for layer_id in range(len(case.shape.windows)):
-        out = backend.forward(q, layer_id, batch)
-        expected = case.expected(q, batch, layer_id)
-        assert_close(out, expected, case.shape.dtype, f"layer {layer_id}", "attention")
 
 
 @pytest.mark.parametrize("heads", [(16, 8), (40, 8), (32, 4), (7, 1), (16, 1), (8, 8), (33, 1)])

@@ -22,6 +22,7 @@ from minisgl_kernels_cuda.units import (
     Loader,
     Unit,
 )
+from tests.kernels_cuda.prefill_check import check
 from tests.kernels_cuda.reference import BF16, F16, F32
 
 HOPPER = DeviceSize(3, 227 << 10, "sm_90a")
@@ -52,16 +53,6 @@ class IdleLoader(Loader):
 
 def make(loader: Loader, case: AttentionCase, device: DeviceSize = HOPPER) -> PrefillAttention:
     return PrefillAttention(case.config(), loader, device)
-
-
-def check(backend: PrefillAttention, case: AttentionCase, steps: Sequence[Step]) -> None:
-    batch = case.prefill(steps)
-    q = case.queries(sum(step.seq_len - step.cached_len for step in steps))
-    backend.prepare_metadata(batch)
-    for layer_id in range(len(case.shape.windows)):
-        out = backend.forward(q, layer_id, batch)
-        expected = case.expected(q, batch, layer_id)
-        assert_close(out, expected, case.shape.dtype, f"layer {layer_id}", "attention")
 
 
 @pytest.mark.parametrize("dtype", [BF16, pytest.param(F16, marks=pytest.mark.slow)])
@@ -102,6 +93,16 @@ def test_requests_of_any_length_are_near_the_reference(
 ) -> None:
     case = AttentionCase(replace(SHAPE, max_reqs=max(step.row for step in steps) + 1))
     check(make(loader, case), case, steps)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_request_without_new_tokens_takes_no_rows(loader: Loader, at: int) -> None:
+    case = AttentionCase(SHAPE)
+    steps = [Step(0, 0, 40), Step(2, 120, 140)]
+    steps.insert(at, Step(1, 77, 77))
+    backend = make(loader, case)
+    for _ in range(2):
+        check(backend, case, steps)
 
 
 def test_each_layer_has_its_own_window_scale_and_pool(loader: Loader) -> None:
@@ -219,6 +220,11 @@ def test_prefill_is_served_where_there_is_a_kernel(
     config = AttentionCase(replace(SHAPE, dtype=dtype)).config()
     backend = combine(config, IdleLoader(), replace(HOPPER, arch=arch))
     assert isinstance(backend, CudaAttention if has_prefill else DecodeAttention)
+
+
+def test_decode_is_served_where_prefill_has_too_many_query_heads() -> None:
+    config = AttentionCase(replace(SHAPE, num_qo_heads=129, num_kv_heads=1)).config()
+    assert isinstance(combine(config, IdleLoader(), HOPPER), DecodeAttention)
 
 
 def test_a_backend_of_both_phases_serves_both(loader: Loader) -> None:

@@ -67,8 +67,20 @@ def test_prefill_elsewhere_is_refused_with_what_would_do() -> None:
     context = ProbeContext(device="cuda", sm=80, dtype="bfloat16", phase="prefill")
     answer = plugin.probe_attention(context)
     assert not answer.ok
-    assert "needs compute capability 9.0 and float16 or bfloat16" in answer.reason
+    assert "needs compute capability 9.0, float16 or bfloat16, and at most 128" in answer.reason
     assert "--attn fi,cuda" in answer.reason
+
+
+@pytest.mark.parametrize(("num_qo_heads", "is_served"), [(256, True), (258, False)])
+def test_prefill_of_too_many_query_heads_is_left_to_others(
+    num_qo_heads: int, is_served: bool
+) -> None:
+    context = replace(HOPPER, num_qo_heads=num_qo_heads, num_kv_heads=2)
+    assert plugin.probe_attention(replace(context, phase="prefill")).ok == is_served
+    answer = plugin.probe_attention(replace(context, phase="decode"))
+    assert answer.ok
+    assert answer.capabilities is not None
+    assert ("prefill" in answer.capabilities.phases) == is_served
 
 
 def test_each_phase_of_attention_has_its_own_priority() -> None:

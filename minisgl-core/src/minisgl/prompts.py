@@ -8,6 +8,7 @@ from operator import index
 from typing import TYPE_CHECKING, SupportsIndex, cast
 
 import numpy as np
+import torch
 
 from minisgl.engine.contract import EngineLimits
 from minisgl.errors import RequestError
@@ -105,15 +106,18 @@ def _as_array(ids: Sequence[int], where: str) -> np.ndarray:
     Raises:
         RequestError: One of them is no integer.
     """
-    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
+    is_masked = isinstance(ids, np.ma.MaskedArray)  # then an entry may have no value
+    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and not is_masked:
         return ids
     try:
         # Refuses what is no integer, and is twice as quick as numpy's own way from a list.
         array = np.frombuffer(struct.pack(f"{len(ids)}i", *ids), dtype=np.int32)
-    except (struct.error, TypeError):
+    except (struct.error, TypeError, ValueError):
         has_doubts = True  # something is no integer, or a large one
     else:
-        has_doubts = array.min(initial=2) < 2 and bool in set(map(type, ids))  # True packs as 1
+        # True packs as 1, that of other libraries too.
+        kinds = set(map(type, ids)) if array.min(initial=2) < 2 else set()
+        has_doubts = bool in kinds or not all(issubclass(k, int | np.integer) for k in kinds)
     if has_doubts:
         return np.array([_as_int(token_id, where) for token_id in ids], dtype=object)
     return array
@@ -123,8 +127,9 @@ def _as_int(token_id: SupportsIndex, where: str) -> int:
     """Return what Python itself takes for an integer, a bool excepted."""
     try:
         number = index(token_id)
-    except TypeError:
+    except (TypeError, ValueError):
         number = None
-    if number is None or isinstance(token_id, bool):
+    is_bool = isinstance(token_id, bool) or getattr(token_id, "dtype", None) == torch.bool
+    if number is None or is_bool:
         raise RequestError(f"{where}: token id {shown(token_id)}: must be an integer")
     return number

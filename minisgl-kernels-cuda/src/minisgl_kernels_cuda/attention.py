@@ -22,6 +22,7 @@ from minisgl_kernels_cuda.attention_plan import (
 from minisgl_kernels_cuda.attention_prefill import PrefillAttention
 from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.driver import DeviceLoader, device_size
+from minisgl_kernels_cuda.plugin import MAX_PREFILL_RATIO
 from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
 from minisgl_kernels_cuda.units import ATTENTION, ATTENTION_PREFILL, DeviceSize, Launch, Loader
 
@@ -149,7 +150,12 @@ class DecodeAttention(AttentionBackend):
 
 
 class CudaAttention(AttentionBackend):
-    """Both phases, each by a kernel of its own."""
+    """Both phases, each by a kernel of its own.
+
+    Attributes:
+        decode: Serves decode batches, captured ones too.
+        prefill: Serves prefill batches.
+    """
 
     def __init__(self, decode: DecodeAttention, prefill: PrefillAttention) -> None:
         """Combine them."""
@@ -177,7 +183,7 @@ def build_attention(config: AttentionConfig) -> AttentionBackend:
     """Compile what is not in the cache, load it and make the backend.
 
     Returns:
-        For both phases where the device and the dtype allow, else for decode alone.
+        For both phases where device, dtype and heads allow, else for decode alone.
 
     Raises:
         PluginError: NVRTC is missing or refuses.
@@ -196,8 +202,10 @@ def build_attention(config: AttentionConfig) -> AttentionBackend:
 
 
 def combine(config: AttentionConfig, loader: Loader, device: DeviceSize) -> AttentionBackend:
-    """Make the backend of what serves this device and dtype; see `build_attention`."""
+    """Make the backend of what serves this device and model; see `build_attention`."""
     decode = DecodeAttention(config, loader, device)
-    if device.arch != ATTENTION_PREFILL.only_arch or config.dtype == torch.float32:
+    has_kernel = device.arch == ATTENTION_PREFILL.only_arch and config.dtype != torch.float32
+    # A choice of decode alone, as the probe leaves it to many heads, must not fail for prefill.
+    if not has_kernel or config.num_qo_heads > MAX_PREFILL_RATIO * config.num_kv_heads:
         return decode
     return CudaAttention(decode, PrefillAttention(config, loader, device))

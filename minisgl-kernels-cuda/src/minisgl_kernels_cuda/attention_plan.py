@@ -54,7 +54,8 @@ class AttentionPlan:
     def has_ends(self) -> bool:
         """Whether the end of a (request, KV head) counts as a chunk when work is divided.
 
-        Merging the warps' sums takes about as long. Blocks with few chunks are divided by these.
+        Merging the warps' sums takes about as long as one. Where blocks have few chunks, it does
+        not count.
         """
         return self.blocks_per_sm == MAX_BLOCKS_PER_SM
 

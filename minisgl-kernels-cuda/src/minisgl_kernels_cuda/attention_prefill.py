@@ -12,10 +12,11 @@ from minisgl.attention.contract import AttentionBackend, AttentionConfig
 from minisgl.core import Batch
 from minisgl.errors import PluginError
 from minisgl_kernels_cuda.attention_plan import LOG2_E, aligned_queries
+from minisgl_kernels_cuda.plugin import MAX_PREFILL_RATIO
 from minisgl_kernels_cuda.units import ATTENTION_PREFILL, DeviceSize, HeadsShape, Loader
 
 _THREADS = 384
-_ROWS = 128  # heads of tokens that a block takes at a time
+_ROWS = MAX_PREFILL_RATIO  # heads of tokens that a block takes at a time
 _TILE_KEYS = 128
 _WARPS, _LANES = 8, 32  # of a block, that multiply
 

@@ -27,6 +27,7 @@ MIN_FAST_PAGE = 4
 MIN_SM = 80
 PREFILL_SM = 90
 PREFILL_DTYPES = ("float16", "bfloat16")
+MAX_PREFILL_RATIO = 128  # query heads per KV head: rows of a block
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -101,12 +102,13 @@ def probe_attention(context: ProbeContext) -> Availability:
     reason = _obstacle(context)
     if reason:
         return Availability(ok=False, reason=reason)
-    can_prefill = context.sm == PREFILL_SM and context.dtype in PREFILL_DTYPES
+    can_prefill = _can_prefill(context)
     if context.phase == "prefill" and not can_prefill:
         return Availability(
             ok=False,
-            reason="prefill needs compute capability 9.0 and float16 or bfloat16; name another "
-            "backend for it, as in --attn fi,cuda",
+            reason="prefill needs compute capability 9.0, float16 or bfloat16, and at most "
+            f"{MAX_PREFILL_RATIO} query heads per KV head; name another backend for it, as in "
+            "--attn fi,cuda",
         )
     return Availability(
         ok=True,
@@ -116,6 +118,12 @@ def probe_attention(context: ProbeContext) -> Availability:
         else _decode_priority(context),
         capabilities=BOTH_PHASES if can_prefill else DECODE_ONLY,
     )
+
+
+def _can_prefill(context: ProbeContext) -> bool:
+    ratio = (context.num_qo_heads or 1) / (context.num_kv_heads or 1)
+    is_served = context.dtype in PREFILL_DTYPES and ratio <= MAX_PREFILL_RATIO
+    return context.sm == PREFILL_SM and is_served
 
 
 def _decode_priority(context: ProbeContext) -> int:

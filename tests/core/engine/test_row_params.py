@@ -53,6 +53,14 @@ def test_each_row_has_the_parameters_of_its_request() -> None:
     assert [rows.has_logprobs(row) for row in EACH] == [False, False, False, True, False]
 
 
+def test_a_minimum_beyond_every_sequence_is_never_reached() -> None:
+    rows, params = make_rows(), SamplingParams(max_tokens=None, min_tokens=2**31 - 1)
+    req = Req(0, np.arange(3), 20, params)
+    req.table_idx = 0
+    rows.admit([req])
+    assert rows.edited(np.array([0]), np.array([2**31 - 2])).tolist() == [0]
+
+
 def test_nobody_admitted_changes_nothing() -> None:
     rows = make_rows()
     rows.admit([])

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from minisgl.engine.contract import EngineLimits
@@ -28,6 +29,16 @@ def encode(ids: Any) -> np.ndarray:  # Any: wrong types on purpose
     return encode_prompt(NO_TOKENIZER, LIMITS, ids, "prompt")
 
 
+class Unwilling:
+    """Raises what no caller expects when it is taken for an integer."""
+
+    def __index__(self) -> int:
+        raise ValueError("no")
+
+    def __repr__(self) -> str:
+        return "unwilling"
+
+
 @pytest.mark.parametrize(
     "ids",
     [
@@ -38,6 +49,8 @@ def encode(ids: Any) -> np.ndarray:  # Any: wrong types on purpose
         np.array([1, 0, 319], dtype=np.uint16),
         np.array([1, 0, 319], dtype=object),
         [np.int64(1), 0, np.uint8(63) * np.uint16(5) + 4],
+        np.ma.MaskedArray([1, 0, 319]),
+        list(torch.tensor([1, 0, 319])),
     ],
 )
 def test_integers_of_every_kind_are_token_ids(ids: Any) -> None:
@@ -59,6 +72,10 @@ def test_integers_of_every_kind_are_token_ids(ids: Any) -> None:
         ([5, None], "None"),
         ([10**30, "7"], "'7'"),
         ([5, [6]], "[6]"),
+        ([torch.tensor(True)], "tensor(True)"),
+        ([5, Unwilling()], "unwilling"),
+        (np.ma.MaskedArray([5, 6], mask=[False, True]), "masked"),
+        ([np.timedelta64(5, "s")], "np.timedelta64(5,'s')"),
     ],
 )
 def test_what_is_no_integer_is_no_token_id(ids: Any, shown: str) -> None:

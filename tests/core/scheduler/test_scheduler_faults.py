@@ -190,6 +190,20 @@ def test_a_scheduler_checks_its_books_when_its_last_results_are_out() -> None:
     harness.check(uid)
 
 
+def test_a_scheduler_checks_its_books_after_all_requests_were_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(config=SchedulerConfig())
+    harness.submit(prompt_of(1), max_tokens=9)
+    harness.step()
+    harness.scheduler.abort_all("a test wants it")
+    checks: list[bool] = []
+    monkeypatch.setattr(harness.scheduler, "check_integrity", lambda: checks.append(True))
+    harness.scheduler.step()
+    harness.scheduler.step()
+    assert checks == [True]
+
+
 def step_until_idle(harness: Harness) -> None:
     while harness.scheduler.has_work:
         harness.scheduler.step()

@@ -123,7 +123,7 @@ class RowParams:
         """Return the seq_len from which on the plain logits do for ``req``."""
         params = req.sampling_params
         is_edited = self._is_always_edited or params.has_penalties or bool(params.logit_bias)
-        return _INT32_MAX if is_edited else req.prompt_len + params.min_tokens
+        return _INT32_MAX if is_edited else min(req.prompt_len + params.min_tokens, _INT32_MAX)
 
 
 def param_fields(num_rows: int) -> list[Field]:

@@ -97,6 +97,7 @@ class Scheduler:
         self._inbox: deque[SchedulerMsg] = deque()
         self._is_in_step = False
         self._is_exiting = False
+        self._is_checked = True  # since the last step
         self._next_check_s = 0.0
 
     @property
@@ -137,17 +138,19 @@ class Scheduler:
         if self._is_in_step:
             self.abort_all("a step was interrupted")
         self._is_in_step = True
-        is_busy = self.has_work
-        self._inbox.extend(self._io.receive(block=can_block and not is_busy and not self._inbox))
+        is_idle = not self.has_work
+        if is_idle:
+            self._check_when_idle()  # what was put off
+        self._inbox.extend(self._io.receive(block=can_block and is_idle and not self._inbox))
         while self._inbox:
             self._handle(self._inbox.popleft())
         if self.has_work:
-            is_busy = True
+            self._is_checked = False
             self._runner.run(self._plan())
             if self._config.is_checked_every_step:
                 self.check_integrity()
         self._outbox.send()
-        if is_busy and not self.has_work:
+        if not self.has_work:
             self._check_when_idle()  # now, so that the next request need not wait for it
         self._is_in_step = False
 
@@ -167,7 +170,7 @@ class Scheduler:
         for req in self._lifecycle.active:
             self._lifecycle.finish(req, reason, detail)
         self._outbox.send()
-        self._is_in_step = False
+        self._is_checked = self._is_in_step = False
 
     def shutdown(self) -> None:
         """Leave no request without a terminal result."""
@@ -262,10 +265,11 @@ class Scheduler:
         self._prefill.headroom.on_retraction(req.max_device_len)
 
     def _check_when_idle(self) -> None:
-        """Check integrity, unless checks would take too much of the time."""
+        """Check integrity once per idle phase, unless checks would take too much of the time."""
         start_s = time.monotonic()
-        if start_s < self._next_check_s:
+        if self._is_checked or start_s < self._next_check_s:
             return
         self.check_integrity()
+        self._is_checked = True
         done_s = time.monotonic()
         self._next_check_s = done_s + _CHECK_SHARE * (done_s - start_s)

@@ -24,6 +24,8 @@ struct Layout {
     static constexpr int KEYS_AT = JOBS * Jobs<D>::SLOT, RING = STAGES * KEYS * LINE * (D / 64);
     static constexpr int VALUES_AT = KEYS_AT + RING, RINGS_AT = VALUES_AT + RING;
     static constexpr int JOBS_AT = RINGS_AT + 2 * STAGES;  // two rings of two arrivals per stage
+    static_assert(2 * STAGES * 16 + JOBS * (3 * sizeof(Arrivals) + sizeof(Job)) <= 256,
+                  "units.py asks for 256 bytes behind the rings' slots");
 };
 
 // What a warp does: have the tiles of all jobs copied, of keys or of values. A lane takes a box.

@@ -20,7 +20,7 @@ struct Ring {
         full = reinterpret_cast<Arrivals*>(arrivals);
         empty = full + STAGES;
     }
-    // One thread, before the cluster's barrier.
+    // One thread, before the barrier of all who share it.
     INLINE void start() const {
         for (int i = 0; i < STAGES; i++) {
             expect_arrivals(full + i, 1);
@@ -35,7 +35,8 @@ struct Ring {
         stage = 0;
         parity ^= 1;
     }
-    // Whoever fills the slot waits until it is empty in both blocks, and says what is to come.
+    // Whoever fills the slot waits until it is empty in all blocks that share it, and says what is
+    // to come.
     INLINE void wait_until_empty() const { wait_for(empty + stage, parity ^ 1); }
     INLINE void expect() const { arrive_and_expect(arrivals(), SLOT_BYTES); }
     // Whoever fills it, at its end: returns when the last that may arrive here from the other block
