@@ -17,6 +17,8 @@ PROGRAM = """
 import os, signal, sys
 
 module = sys.argv.pop(1)
+# As a terminal has it; whoever runs the tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
