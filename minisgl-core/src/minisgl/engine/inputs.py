@@ -119,7 +119,7 @@ class StepInputs:
     def load_prefill(
         self, batch: Batch, size: int | None = None, scored_rows: np.ndarray | None = None
     ) -> StepTensors:
-        """Fill a prefill batch and submit the copies; see `load_decode`.
+        """Fill a prefill batch and submit the copy; see `load_decode`.
 
         Args:
             batch: To fill; its tensors have no padding.
