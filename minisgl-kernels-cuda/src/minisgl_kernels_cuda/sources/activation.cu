@@ -9,10 +9,8 @@ INLINE void act_and_mul(scalar* out, const scalar* x, int n) {
     int at = (blockIdx.y * blockDim.x + threadIdx.x) * PIECE;
     if (at >= n) return;
     const scalar* row = x + i64(blockIdx.x) * 2 * n;
-    Piece gate = load_piece(row + at), up = load_piece(row + n + at), result;
-#pragma unroll
-    for (int i = 0; i < PIECE; i++) result.v[i] = gated(ACT, gate.v[i], up.v[i]);
-    store_piece(out + i64(blockIdx.x) * n + at, result);
+    Piece gate = load_piece(row + at), up = load_piece(row + n + at);
+    store_piece(out + i64(blockIdx.x) * n + at, gated(ACT, widen(gate), widen(up)));
 }
 
 extern "C" __global__ void silu_and_mul(scalar* out, const scalar* x, int n) {

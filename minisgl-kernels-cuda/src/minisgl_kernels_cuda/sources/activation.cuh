@@ -12,6 +12,13 @@ INLINE float activate(Activation kind, float x) {
 }
 
 // As in torch, the activation is rounded before the product.
-INLINE scalar gated(Activation kind, scalar gate, scalar up) {
-    return narrow(rounded(activate(kind, widen(gate))) * widen(up));
+template <int N>
+INLINE Pack<N> gated(Activation kind, const Floats<N>& gates, const Floats<N>& ups) {
+    Floats<N> values;
+#pragma unroll
+    for (int i = 0; i < N; i++) values.v[i] = activate(kind, gates.v[i]);
+    values = rounded(values);
+#pragma unroll
+    for (int i = 0; i < N; i++) values.v[i] *= ups.v[i];
+    return narrow(values);
 }

@@ -22,15 +22,10 @@ INLINE Piece sum_of(const Exchange<RANKS>& exchange, int i, const Piece& own) {
 #pragma unroll
     for (int source = 0; source < RANKS; source++)
         pieces[source] = source == exchange.rank ? own : as_piece(exchange.received(source, i));
-    Piece sum;
+    Floats<PIECE> sum = widen(pieces[0]);
 #pragma unroll
-    for (int k = 0; k < PIECE; k++) {
-        float value = widen(pieces[0].v[k]);
-#pragma unroll
-        for (int source = 1; source < RANKS; source++) value += widen(pieces[source].v[k]);
-        sum.v[k] = narrow(value);
-    }
-    return sum;
+    for (int source = 1; source < RANKS; source++) sum = sum_of(sum, widen(pieces[source]));
+    return narrow(sum);
 }
 
 // x[num_pieces] becomes the sum over ranks. Each sends all of its part to all others. A block takes
@@ -134,30 +129,21 @@ INLINE void sum_add_norm(scalar* x, scalar* residual, const scalar* weight, cons
             old[p] = load_piece(residual_row + i * PIECE);
         }
         exchange.meet();
-        float squares = 0.f;
+        float sum = 0.f;
 #pragma unroll
         for (int p = 0; p < PER_THREAD; p++) {
             int i = p * blockDim.x + threadIdx.x;
             if (i * PIECE >= n) continue;
-            Piece sum = sum_of(exchange, i, own[p]);
-#pragma unroll
-            for (int k = 0; k < PIECE; k++) {
-                old[p].v[k] = narrow(widen(sum.v[k]) + widen(old[p].v[k]));
-                float value = widen(old[p].v[k]);
-                squares += value * value;
-            }
+            old[p] = narrow(sum_of(widen(sum_of(exchange, i, own[p])), widen(old[p])));
+            sum += squares(widen(old[p]));
             store_piece(residual_row + i * PIECE, old[p]);
         }
-        float scale = rsqrtf(row_sum(squares) / n + eps);
+        float scale = rsqrtf(row_sum(sum) / n + eps);
 #pragma unroll
         for (int p = 0; p < PER_THREAD; p++) {
             int i = p * blockDim.x + threadIdx.x;
             if (i * PIECE >= n) continue;
-            Piece out;
-#pragma unroll
-            for (int k = 0; k < PIECE; k++)
-                out.v[k] = narrow(rounded(widen(old[p].v[k]) * scale) * widen(scales[p].v[k]));
-            store_piece(x_row + i * PIECE, out);
+            store_piece(x_row + i * PIECE, normed(widen(old[p]), scale, scales[p]));
         }
         exchange.next();
     }

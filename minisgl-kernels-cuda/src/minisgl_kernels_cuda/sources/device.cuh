@@ -134,9 +134,6 @@ INLINE float widen(scalar value) { return bf16_to_float(value); }
 INLINE scalar narrow(float value) { return float_to_bf16(value); }
 #endif
 
-// What a value becomes when it is stored and read again: the torch ops round where they store.
-INLINE float rounded(float value) { return widen(narrow(value)); }
-
 constexpr int PIECE = 16 / sizeof(scalar);  // elements of a 16-byte access
 constexpr u32 FULL_WARP = 0xffffffffu;
 #define INFINITE __uint_as_float(0x7f800000u)
@@ -149,6 +146,44 @@ typedef Pack<PIECE> Piece;
 
 INLINE Piece load_piece(const scalar* from) { return *reinterpret_cast<const Piece*>(from); }
 INLINE void store_piece(scalar* to, const Piece& piece) { *reinterpret_cast<Piece*>(to) = piece; }
+
+// The same elements as float32.
+template <int N>
+struct Floats {
+    float v[N];
+};
+
+template <int N>
+INLINE Floats<N> widen(const Pack<N>& pack) {
+    Floats<N> values;
+#pragma unroll
+    for (int i = 0; i < N; i++) values.v[i] = widen(pack.v[i]);
+    return values;
+}
+
+// Converts two at a time: a multiprocessor does four times as many of those.
+template <int N>
+INLINE Pack<N> narrow(const Floats<N>& values) {
+    Pack<N> pack;
+#if MINISGL_DTYPE == MINISGL_F32
+#pragma unroll
+    for (int i = 0; i < N; i++) pack.v[i] = values.v[i];
+#else
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) {
+        u32 pair = narrow_pair(values.v[i], values.v[i + 1]);
+        pack.v[i] = u16(pair);
+        pack.v[i + 1] = u16(pair >> 16);
+    }
+    if (N % 2) pack.v[N - 1] = narrow(values.v[N - 1]);
+#endif
+    return pack;
+}
+
+// What values become when they are stored and read again: the torch ops round where they store.
+INLINE float rounded(float value) { return widen(narrow(value)); }
+template <int N>
+INLINE Floats<N> rounded(const Floats<N>& values) { return widen(narrow(values)); }
 
 template <class T>
 INLINE T warp_sum(T value) {

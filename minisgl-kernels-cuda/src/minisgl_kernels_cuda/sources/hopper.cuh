@@ -22,6 +22,13 @@ INLINE void add_bias(float (&sums)[4], const scalar* bias) {
     sums[3] += odd;
 }
 
+// Of such sums, the two columns of the first line, or of the second.
+INLINE Floats<2> two(const float (&sums)[4], int line) {
+    return Floats<2>{sums[2 * line], sums[2 * line + 1]};
+}
+
+INLINE u32 as_word(const Pack<2>& pair) { return *reinterpret_cast<const u32*>(&pair); }
+
 #ifdef MINISGL_SIMULATOR
 #include "hopper_sim.h"
 #else

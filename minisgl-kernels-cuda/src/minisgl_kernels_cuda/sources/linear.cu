@@ -133,22 +133,22 @@ INLINE void finish(float (&sum)[COLUMNS][4], const Product& p, int tile, int buf
         float value = p.bias ? widen(p.bias[output]) : 0.f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) value += partial[buffer][w][row][column];
-        return narrow(value);
+        return value;
     };
     if (GROUPS == 2 && p.activation) {
         int half = p.n / 2;
         for (int i = threadIdx.x; i < 8 * ROWS; i += THREADS) {
             int row = i / 8, output = tile * 8 + i % 8;
             if (row >= p.m || output >= half) continue;
-            scalar gate = total(row, i % 8, output), up = total(row, 8 + i % 8, half + output);
-            p.out[i64(row) * half + output] = gated(p.activation, gate, up);
+            Floats<1> gate{total(row, i % 8, output)}, up{total(row, 8 + i % 8, half + output)};
+            p.out[i64(row) * half + output] = gated(p.activation, rounded(gate), rounded(up)).v[0];
         }
         return;
     }
     for (int i = threadIdx.x; i < OUTPUTS * ROWS; i += THREADS) {
         int row = i / OUTPUTS, output = tile * OUTPUTS + i % OUTPUTS;
         if (row < p.m && output < p.n)
-            p.out[i64(row) * p.n + output] = total(row, i % OUTPUTS, output);
+            p.out[i64(row) * p.n + output] = narrow(total(row, i % OUTPUTS, output));
     }
 }
 

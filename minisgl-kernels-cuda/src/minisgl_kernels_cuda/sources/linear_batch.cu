@@ -153,37 +153,35 @@ INLINE void put_sums(float* to, const float (&sums)[Form::ROWS / 8][4]) {
 
 // Four neighbouring outputs of a row, all parts of the sum added up.
 template <int PITCH>
-INLINE void total(scalar (&to)[4], const Product& p, const uint4* sums, int row, int column,
-                  int output) {
+INLINE Floats<4> total(const Product& p, const uint4* sums, int row, int column, int output) {
     const uint4* at = sums + (row * PITCH + column) / 4;
     uint4 parts[MAX_SPLITS];
 #pragma unroll
     for (int i = 0; i < MAX_SPLITS; i++)
         if (i < p.splits) parts[i] = p.splits > 1 ? cluster_read(at, i) : *at;
-    float value[4];
+    Floats<4> value;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        value[i] = p.bias && output + i < p.n ? widen(p.bias[output + i]) : 0.f;
+        value.v[i] = p.bias && output + i < p.n ? widen(p.bias[output + i]) : 0.f;
 #pragma unroll
     for (int i = 0; i < MAX_SPLITS; i++)
         if (i < p.splits) {
-            value[0] += __uint_as_float(parts[i].x);
-            value[1] += __uint_as_float(parts[i].y);
-            value[2] += __uint_as_float(parts[i].z);
-            value[3] += __uint_as_float(parts[i].w);
+            value.v[0] += __uint_as_float(parts[i].x);
+            value.v[1] += __uint_as_float(parts[i].y);
+            value.v[2] += __uint_as_float(parts[i].z);
+            value.v[3] += __uint_as_float(parts[i].w);
         }
-#pragma unroll
-    for (int i = 0; i < 4; i++) to[i] = narrow(value[i]);
+    return value;
 }
 
-INLINE void store(scalar* to, const scalar (&values)[4], int num_left, bool is_aligned) {
+INLINE void store(scalar* to, const Pack<4>& values, int num_left, bool is_aligned) {
     if (is_aligned && num_left >= 4) {
-        *reinterpret_cast<Pack<4>*>(to) = {values[0], values[1], values[2], values[3]};
+        *reinterpret_cast<Pack<4>*>(to) = values;
         return;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (i < num_left) to[i] = values[i];
+        if (i < num_left) to[i] = values.v[i];
 }
 
 // Write this block's share of the rows.
@@ -196,12 +194,10 @@ INLINE void finish(const Product& p, const Part& part, const uint4* sums) {
     for (int i = threadIdx.x * 4; i < (end - first) * width; i += Form::THREADS * 4) {
         int row = first + i / width, column = i % width, output = part.tile * width + column;
         if (output >= n) continue;
-        scalar values[4], ups[4];
-        total<Form::PITCH>(values, p, sums, row, column, output);
+        Pack<4> values = narrow(total<Form::PITCH>(p, sums, row, column, output));
         if (p.activation) {
-            total<Form::PITCH>(ups, p, sums, row, width + column, n + output);
-#pragma unroll
-            for (int j = 0; j < 4; j++) values[j] = gated(p.activation, values[j], ups[j]);
+            Floats<4> ups = total<Form::PITCH>(p, sums, row, width + column, n + output);
+            values = gated(p.activation, widen(values), rounded(ups));
         }
         store(p.out + i64(row) * n + output, values, n - output, n % 4 == 0);
     }

@@ -92,11 +92,12 @@ INLINE void add_bias(Sums& sums, const Product<KIND>& p, int output) {
     }
 }
 
-// A sum as it is stored: of output 8 j + i % 2 and this thread's row, or 8 rows below.
+// Two sums as they are stored: of outputs 8 j and 8 j + 1 and this thread's row, or 8 rows below.
 template <Activation KIND>
-INLINE u32 result(const Sums& sums, int j, int i) {
-    if (KIND == NO_ACTIVATION) return narrow(sums[j][i]);
-    return gated(KIND, narrow(sums[j][i]), narrow(sums[j + OUTPUTS / 16][i]));
+INLINE u32 stored(const Sums& sums, int j, int half) {
+    Floats<2> values = two(sums[j], half);
+    if (KIND == NO_ACTIVATION) return as_word(narrow(values));
+    return as_word(gated(KIND, rounded(values), rounded(two(sums[j + OUTPUTS / 16], half))));
 }
 
 // Write a warpgroup's results, 128 outputs at a time; 64 rows from `row` on.
@@ -117,10 +118,7 @@ INLINE void finish(const Sums& sums, uint4* results, const MatrixMap& out, int r
             if (KIND == GELU_TANH && output + j * 8 >= num_outputs) break;
             u32 pairs[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int at = first / 8 + j + i / 2, half = i % 2 * 2;
-                pairs[i] = result<KIND>(sums, at, half) | result<KIND>(sums, at, half + 1) << 16;
-            }
+            for (int i = 0; i < 4; i++) pairs[i] = stored<KIND>(sums, first / 8 + j + i / 2, i % 2);
             int piece = j + threadIdx.x % 32 / 16;
             store_matrices(results + piece / LINE * BOX + swizzled(line, piece % LINE), pairs);
         }

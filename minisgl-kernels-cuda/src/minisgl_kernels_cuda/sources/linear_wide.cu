@@ -71,12 +71,6 @@ INLINE void fill(Copier copier, const Product& p) {
     copier.ring.drain();
 }
 
-// What is written of two neighbouring outputs.
-INLINE u32 results(const float (&gates)[4], const float (&ups)[4], int i) {
-    u32 even = gated(SILU, narrow(gates[i]), narrow(ups[i]));
-    return even | gated(SILU, narrow(gates[i + 1]), narrow(ups[i + 1])) << 16;
-}
-
 // Write a warpgroup's results of a tile: 64 rows of x, from `row` on.
 INLINE void finish(Sums& sums, const Product& p, int row, int gate) {
     row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -92,8 +86,9 @@ INLINE void finish(Sums& sums, const Product& p, int row, int gate) {
 #pragma unroll
         for (int half = 0; half < 2; half++)
             if (row + half * 8 < p.m)
-                *reinterpret_cast<u32*>(p.out + i64(row + half * 8) * num_outputs + output) =
-                    results(sums[j], sums[j + WIDTH / 8], half * 2);
+                *reinterpret_cast<Pack<2>*>(p.out + i64(row + half * 8) * num_outputs + output) =
+                    gated(SILU, rounded(two(sums[j], half)),
+                          rounded(two(sums[j + WIDTH / 8], half)));
     }
 }
 

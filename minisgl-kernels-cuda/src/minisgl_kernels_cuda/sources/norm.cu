@@ -16,7 +16,7 @@ struct Rows {
 template <int PIECES, bool HAS_RESIDUAL>
 INLINE void norm_row(scalar* out, const scalar* x, scalar* residual, const scalar* weight, int n,
                      float eps, bool is_row) {
-    float values[PIECES][PIECE];
+    Floats<PIECE> values[PIECES];
     Piece scales[PIECES];
     float sum = 0.f;
 #pragma unroll
@@ -31,28 +31,18 @@ INLINE void norm_row(scalar* out, const scalar* x, scalar* residual, const scala
         if (at >= n || !is_row) continue;
         Piece piece = load_piece(x + at);
         if (HAS_RESIDUAL) {
-            Piece old = load_piece(residual + at);
-#pragma unroll
-            for (int i = 0; i < PIECE; i++)
-                piece.v[i] = narrow(widen(piece.v[i]) + widen(old.v[i]));
+            piece = narrow(sum_of(widen(piece), widen(load_piece(residual + at))));
             store_piece(residual + at, piece);
         }
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) {
-            values[p][i] = widen(piece.v[i]);
-            sum += values[p][i] * values[p][i];
-        }
+        values[p] = widen(piece);
+        sum += squares(values[p]);
     }
     float scale = rsqrtf(row_sum(sum) / n + eps);
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
         int at = (p * blockDim.x + threadIdx.x) * PIECE;
         if (at >= n || !is_row) continue;
-        Piece piece;
-#pragma unroll
-        for (int i = 0; i < PIECE; i++)
-            piece.v[i] = narrow(rounded(values[p][i] * scale) * widen(scales[p].v[i]));
-        store_piece(out + at, piece);
+        store_piece(out + at, normed(values[p], scale, scales[p]));
     }
 }
 

@@ -2,7 +2,7 @@
 //
 // Query heads are rotated in place; keys and values go to the pool. The norm rounds where the torch
 // op does; rotations are in float32 throughout.
-#include "device.cuh"
+#include "row_sum.cuh"
 
 struct Step {
     scalar* qkv;
@@ -66,30 +66,24 @@ INLINE void whole_heads(const Step& step) {
     const float* angles = cos_of(step, token) + at;
     Angles cos = *reinterpret_cast<const Angles*>(angles);
     Angles sin = *reinterpret_cast<const Angles*>(angles + HALF);
-    float a[PIECE], b[PIECE], sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < PIECE; i++) {
-        a[i] = widen(first.v[i]);
-        b[i] = widen(second.v[i]);
-        sum += a[i] * a[i] + b[i] * b[i];
-    }
+    Floats<PIECE> a = widen(first), b = widen(second);
     if (step.q_norm) {  // a model norms both q and k, or neither
+        float sum = squares(a) + squares(b);
         for (int offset = LANES / 2; offset; offset >>= 1)
             sum += __shfl_xor_sync(FULL_WARP, sum, offset);
         float scale = rsqrtf(sum / DIM + step.eps);
-        Piece x = load_piece(head.norm + at), y = load_piece(head.norm + HALF + at);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) {
-            a[i] = rounded(rounded(a[i] * scale) * widen(x.v[i]));
-            b[i] = rounded(rounded(b[i] * scale) * widen(y.v[i]));
-        }
+        a = widen(normed(a, scale, load_piece(head.norm + at)));
+        b = widen(normed(b, scale, load_piece(head.norm + HALF + at)));
     }
     if (!head.is_value) {
+        Floats<PIECE> x, y;
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {
-            first.v[i] = narrow(a[i] * cos.v[i] - b[i] * sin.v[i]);
-            second.v[i] = narrow(b[i] * cos.v[i] + a[i] * sin.v[i]);
+            x.v[i] = a.v[i] * cos.v[i] - b.v[i] * sin.v[i];
+            y.v[i] = b.v[i] * cos.v[i] + a.v[i] * sin.v[i];
         }
+        first = narrow(x);
+        second = narrow(y);
     }
     if (!is_there) return;
     store_piece(head.to + at, first);

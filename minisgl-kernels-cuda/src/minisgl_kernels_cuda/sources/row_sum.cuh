@@ -1,4 +1,5 @@
-// The sum over the threads that share a row.
+// Parts of a root-mean-square norm: the sum over the threads that share a row, and what becomes of
+// a thread's elements.
 #pragma once
 #include "device.cuh"
 
@@ -14,4 +15,30 @@ INLINE float row_sum(float value) {
     if (lane == 0) partial[warp] = value;
     __syncthreads();
     return warp_sum(lane < int(blockDim.x / 32) ? partial[lane] : 0.f);
+}
+
+template <int N>
+INLINE Floats<N> sum_of(Floats<N> a, const Floats<N>& b) {
+#pragma unroll
+    for (int i = 0; i < N; i++) a.v[i] += b.v[i];
+    return a;
+}
+
+template <int N>
+INLINE float squares(const Floats<N>& values) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < N; i++) sum += values.v[i] * values.v[i];
+    return sum;
+}
+
+// As the torch op rounds: the quotient before it is multiplied by the weight.
+template <int N>
+INLINE Pack<N> normed(Floats<N> values, float scale, const Pack<N>& weight) {
+#pragma unroll
+    for (int i = 0; i < N; i++) values.v[i] *= scale;
+    values = rounded(values);
+#pragma unroll
+    for (int i = 0; i < N; i++) values.v[i] *= widen(weight.v[i]);
+    return narrow(values);
 }
