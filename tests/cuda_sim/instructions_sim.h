@@ -308,6 +308,12 @@ inline float from_f16(u16 bits) {
 
 inline void __syncthreads() { sim::barrier(); }
 inline void __syncwarp() { sim::exchange(0); }
+inline bool __any_sync(u32, bool value) {
+    auto* values = sim::exchange(value);
+    bool any = false;
+    for (int lane = 0; lane < 32; lane++) any |= *reinterpret_cast<const bool*>(values[lane]);
+    return any;
+}
 
 template <typename T>
 inline T __shfl_sync(u32, T value, int lane) {
@@ -353,11 +359,13 @@ inline float exp2_fast(float value) { return std::exp2(value); }
 
 inline void pdl_wait() {}
 inline void pdl_launch() {}
+typedef u64 Address;
+inline Address address_of(const void* at) { return reinterpret_cast<Address>(at); }
 inline void copy_async(uint4* to, const void* from, bool is_there) {
     sim::start_copy({to, is_there ? from : nullptr});
 }
-inline void copy_row_async(uint4* to, const void* from, bool is_there) {
-    copy_async(to, from, is_there);
+inline void copy_async(Address to, const void* from, bool is_there) {
+    copy_async(reinterpret_cast<uint4*>(to), from, is_there);
 }
 inline void end_copy_group() {
     auto& groups = sim::device.current->copy_groups;
@@ -451,6 +459,27 @@ inline u32 transpose(u32 pair) {
     };
     return element(column) | element(column + 1) << 16;
 }
+
+// The layout of ldmatrix: lane 8 i + r says where row r of matrix i is, and lane (g, t) gets the
+// elements 2t and 2t + 1 of row g of each matrix, or of its column g.
+inline uint4 load_matrices(Address row, bool is_turned = false) {
+    auto* rows = sim::exchange(row);
+    int g = sim::device.current->lane / 4, t = sim::device.current->lane % 4;
+    auto element = [&](int matrix, int line, int column) -> u32 {
+        Address from;
+        memcpy(&from, rows[matrix * 8 + line], sizeof(from));
+        if (from % 16) abort();
+        return reinterpret_cast<const u16*>(from)[column];
+    };
+    u32 pairs[4];
+    for (int i = 0; i < 4; i++) {
+        int first = 2 * t, second = 2 * t + 1;
+        pairs[i] = is_turned ? element(i, first, g) | element(i, second, g) << 16
+                             : element(i, g, first) | element(i, g, second) << 16;
+    }
+    return uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+inline uint4 load_turned_matrices(Address row) { return load_matrices(row, true); }
 
 inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
     u64 bytes = u64(high) << 32 | low;

@@ -166,7 +166,10 @@ inline void wait_for_stores() {
     for (size_t i = 1; i < stores.size(); i += 2) stores[i]();
     stores.clear();
 }
-inline void wait_until_stores_are_read() { wait_for_stores(); }
+template <int N>
+inline void stores_to_be_read() {
+    wait_for_stores();
+}
 
 inline void store_matrices(uint4* line, const u32 (&pairs)[4]) {
     struct Pairs {

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,10 @@ def answering() -> Iterator[Answering]:
         listener = socket.create_server(("127.0.0.1", 0))
 
         def serve() -> None:
-            with listener, listener.accept()[0] as connection:
-                connection.settimeout(30)
-                connection.recv(1 << 16)
-                connection.sendall(answer)
+            with listener:
+                # Whoever only looks whether somebody listens is not answered.
+                while not has_answered(listener, answer):
+                    pass
 
         threads.append(threading.Thread(target=serve))
         threads[-1].start()
@@ -46,6 +47,16 @@ def answering() -> Iterator[Answering]:
         thread.join(30)
 
 
+def has_answered(listener: socket.socket, answer: bytes) -> bool:
+    """Take a connection, and answer if there is a request; whether there was."""
+    with listener.accept()[0] as connection:
+        connection.settimeout(30)
+        if not connection.recv(1 << 16):
+            return False
+        connection.sendall(answer)
+        return True
+
+
 def ok(body: bytes, length: int | None = None) -> bytes:
     size = len(body) if length is None else length
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + body
@@ -53,7 +64,7 @@ def ok(body: bytes, length: int | None = None) -> bytes:
 
 def complete(url: BaseUrl) -> Timing:
     body = {"model": "m", "prompt": "p", "stream": True}
-    return asyncio.run(time_completion(url, body, ""))
+    return asyncio.run(time_completion(url, body, "", 30))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +77,7 @@ def complete(url: BaseUrl) -> Timing:
         ("--goodput-ttft-s=-1", "must be a number above 0"),
         ("--goodput-itl-s=nan", "must be a number above 0"),
         ("--request-rate=inf", "must be a number above 0"),
+        ("--request-timeout-s=0", "must be a number above 0"),
         ("--api-key=a\r\nX: y", "--api-key: must be ASCII without spaces"),
     ],
 )
@@ -210,3 +222,66 @@ def test_what_a_server_says_stays_on_one_line(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["num_failed"] == 1
     assert captured.err == "minisgl: status 500: one two [2J\n"
+
+
+EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'
+SLOW = {
+    "nothing": b"",
+    "a part of the head": b"HTTP/1.1 200 OK\r\n",
+    "a part of the text": CHUNKED + b"%x\r\n" % len(EVENT) + EVENT + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
+def test_a_server_that_never_comes_to_an_end_fails_its_requests(
+    answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with silent(answer) as url:
+        flags = [
+            "--model=m",
+            "--num-requests=3",
+            "--request-timeout-s=0.3",
+            "--json",
+            f"--url={url}",
+        ]
+        assert main(["bench", "serve", *flags]) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert (report["num_requests"], report["num_failed"]) == (3, 3)
+    assert captured.err == "minisgl: no complete answer within 0.3 s (--request-timeout-s)\n"
+
+
+@contextmanager
+def silent(answer: bytes) -> Iterator[str]:
+    """Serve some bytes to everybody, and leave all connections open."""
+    connections: list[socket.socket] = []
+
+    def serve() -> None:
+        while not is_over.is_set():
+            connections.append(listener.accept()[0])
+            with suppress(OSError):
+                connections[-1].sendall(answer)
+
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        is_over.set()
+        socket.create_connection(listener.getsockname()).close()
+        thread.join(30)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("flags", [[], ["--model=m"]], ids=["listed", "named"])
+def test_where_nobody_listens_that_is_all_that_is_said(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    assert main(["bench", "serve", f"--url={url}", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"minisgl: --url {url}: no server answers there: ")
+    assert captured.err.count("\n") == 1

@@ -31,9 +31,19 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize(
-    "module", ["minisgl.cli.dispatch", "pydantic", "yaml", "minisgl_server.serve", "fastapi"]
+MODULES = (
+    "logging",
+    "minisgl.errors",
+    "minisgl.cli.output",
+    "minisgl.cli.dispatch",
+    "pydantic",
+    "yaml",
+    "minisgl_server.serve",
+    "fastapi",
 )
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_an_interrupt_in_the_middle_of_an_import_is_quiet(module: str) -> None:
     run = [sys.executable, "-c", PROGRAM, module, "serve", "/nowhere"]
     result = subprocess.run(run, capture_output=True, text=True, check=False)
@@ -80,9 +90,10 @@ def test_what_came_meanwhile_is_dropped_when_a_worker_ignores_it() -> None:
 
 def test_a_handler_of_somebody_else_is_left_alone() -> None:
     code = (
-        "import signal; from minisgl.cli.quiet_start import quiet_start\n"
+        "import signal; from minisgl.cli.quiet_start import begin_quiet_start, end_quiet_start\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "with quiet_start(): print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)\n"
+        "begin_quiet_start(); end_quiet_start()\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)\n"
     )
     run = [sys.executable, "-c", code]
     assert subprocess.run(run, capture_output=True, check=True).stdout.strip() == b"True"

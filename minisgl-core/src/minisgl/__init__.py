@@ -6,8 +6,9 @@ first asked for, and plugins are discovered when an engine starts.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+# The `minisgl` command imports this before it can deal with Ctrl-C, so it is kept short: `typing`
+# alone would take ten times as long as all the rest.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from minisgl.core import SamplingParams
@@ -20,6 +21,8 @@ __all__ = ["LLM", "SamplingParams"]
 
 def __getattr__(name: str) -> object:
     """Import the object behind a public name when it is first asked for."""
+    from importlib import import_module  # noqa: PLC0415 - as above
+
     if name == "LLM":
         return import_module("minisgl.llm").LLM
     if name == "SamplingParams":

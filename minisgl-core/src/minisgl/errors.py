@@ -23,6 +23,10 @@ class ProcessorError(PluginError):
     """A logits processor of a plugin failed with the requests of a step; the engine did not."""
 
 
+class BackendError(PluginError):
+    """A backend of a plugin raised while a step was run; what it raised is the cause."""
+
+
 class CompileError(PluginError):
     """Native code cannot be compiled or loaded on this machine."""
 

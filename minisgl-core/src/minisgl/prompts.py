@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, SupportsIndex, cast
 
@@ -22,22 +22,28 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 """A text, or token ids."""
 
+# Their entries would pass for prompts: bytes are integers, and a mapping gives its keys.
+_NO_PROMPTS = (bytes, bytearray, memoryview, Mapping)
+
 
 def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Tell one prompt from many: token ids are one prompt.
 
     Raises:
-        RequestError: An entry is neither a text nor token ids.
+        RequestError: They are none, or an entry is neither a text nor token ids.
     """
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, _NO_PROMPTS):
+        rule = "must be a text, token ids, or a list of such"
+        raise RequestError(f"prompts: {rule}, not {shown(prompts)}")
     batch = list(prompts)
     kinds = set(map(type, batch))  # a loop over tokens in Python would cost more than a step
     if batch and all(issubclass(kind, int | np.integer) for kind in kinds):
         return [cast("Prompt", prompts if isinstance(prompts, np.ndarray) else batch)]
     for i, each in enumerate(batch):
-        if not isinstance(each, str | Sequence | np.ndarray) or isinstance(each, Mapping | bytes):
-            raise RequestError(f"prompts[{i}]: must be a text or token ids, not {shown(each)}")
+        if not isinstance(each, str | Sequence | np.ndarray) or isinstance(each, _NO_PROMPTS):
+            raise _wrong_kind(each, f"prompts[{i}]")
     return [each for each in batch if not isinstance(each, int)]
 
 
@@ -78,8 +84,10 @@ def encode_prompt(
         ``[num_tokens]`` int32, at least one and fewer than the context holds.
 
     Raises:
-        RequestError: It is empty, too long, or not of this vocabulary.
+        RequestError: It is no prompt, empty, too long, or not of this vocabulary.
     """
+    if isinstance(prompt, _NO_PROMPTS):
+        raise _wrong_kind(prompt, where)
     ids = encode_text(tokenizer, prompt, where=where) if isinstance(prompt, str) else prompt
     array = _as_array(ids, where)
     if len(array) == 0:
@@ -98,6 +106,10 @@ def encode_prompt(
                     f"{limits.vocab_size - 1}"
                 )
     return array.astype(np.int32)
+
+
+def _wrong_kind(prompt: object, where: str) -> RequestError:
+    return RequestError(f"{where}: must be a text or token ids, not {shown(prompt)}")
 
 
 def _as_array(ids: Sequence[int], where: str) -> np.ndarray:

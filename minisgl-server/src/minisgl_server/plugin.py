@@ -84,6 +84,13 @@ def _add_bench_arguments(parser: ArgumentParser) -> None:
         metavar="FLOAT",
         help="requests per second, arriving at random [default all at once]",
     )
+    load.add_argument(
+        "--request-timeout-s",
+        type=float,
+        default=600,
+        metavar="SECONDS",
+        help="a request that takes longer has failed [default 600]",
+    )
     work = parser.add_argument_group("workload")
     work.add_argument("--prompt-words", type=int, default=128, metavar="INT", help="[default 128]")
     work.add_argument("--max-tokens", type=int, default=64, metavar="INT", help="[default 64]")

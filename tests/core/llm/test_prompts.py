@@ -130,3 +130,28 @@ def test_rows_of_an_array_are_prompts() -> None:
 def test_token_ids_among_prompts_are_refused() -> None:
     with pytest.raises(RequestError, match=r"prompts\[1\]: must be a text or token ids, not 5"):
         as_batch(cast("Any", ["a", 5]))
+
+
+NO_PROMPTS = [b"ab", bytearray(b"ab"), memoryview(b"ab"), {"prompt": "ab"}]
+
+
+@pytest.mark.parametrize("wrong", [*NO_PROMPTS, 5, None], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_prompt_is_refused_as_prompts(wrong: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        as_batch(wrong)
+    rule = "must be a text, token ids, or a list of such"
+    assert str(error.value) == f"prompts: {rule}, not {wrong!r}"
+
+
+@pytest.mark.parametrize("wrong", [*NO_PROMPTS, 5, None], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_prompt_is_refused_among_prompts(wrong: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        as_batch(["a", wrong])
+    assert str(error.value) == f"prompts[1]: must be a text or token ids, not {wrong!r}"
+
+
+@pytest.mark.parametrize("wrong", NO_PROMPTS, ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_prompt_is_refused_alone(wrong: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        encode(wrong)
+    assert str(error.value) == f"prompt: must be a text or token ids, not {wrong!r}"

@@ -45,3 +45,15 @@ def test_listing_plugins_is_quick_and_imports_nothing_heavy(run_python: RunPytho
 def test_bootstrap_needs_no_heavy_library(run_python: RunPython, module: str) -> None:
     run = run_python(TIMED.format(code=f"import {module}"))
     assert not (HEAVY - {"yaml"}).intersection(run["modules"])
+
+
+def test_the_command_deals_with_interrupts_before_it_imports_anything_else(
+    run_python: RunPython,
+) -> None:
+    run = run_python(TIMED.format(code="import minisgl.cli.main"))
+    assert [name for name in run["modules"] if name != "__future__"] == [
+        "minisgl",
+        "minisgl.cli",
+        "minisgl.cli.main",
+        "minisgl.cli.quiet_start",
+    ]

@@ -1,20 +1,11 @@
-"""The entry of the ``minisgl`` command."""
+"""The entry of the ``minisgl`` command; imports next to nothing, as Ctrl-C may come at once."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
-
-from minisgl.cli.output import checked_output
-from minisgl.cli.quiet_start import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, quiet_start
-from minisgl.errors import MinisglError, RequestError, SettingsError
-
-logger = logging.getLogger(__name__)
+from minisgl.cli.quiet_start import begin_quiet_start
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run ``minisgl``.
 
     Args:
@@ -22,44 +13,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when all went well, 1 when something failed, 2 when flags or their values are wrong, 130
-        after an interrupt. An error of ours is one line on stderr, never a traceback.
+        after an interrupt. An error of ours is one line on stderr, and a traceback only where a
+        plugin's backend raised something else.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    with checked_output():
-        return _guarded(argv)
+    if argv is None:
+        begin_quiet_start()
+    from minisgl.cli.guarded import run_guarded  # noqa: PLC0415 - as above
 
-
-def _guarded(argv: Sequence[str] | None) -> int:
-    """Run, and turn what escapes into an exit status and a line."""
-    try:
-        code = _run(argv)
-        sys.stdout.flush()  # here, where what becomes of it is dealt with
-        return code
-    except (SettingsError, RequestError) as error:
-        return _complain(error, EXIT_USAGE)
-    except MinisglError as error:
-        return _complain(error, EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return EXIT_FAILED  # whoever read the output has gone
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    try:
-        with quiet_start() if argv is None else nullcontext():
-            # Most of the start is this import, and Ctrl-C may come in the middle of it.
-            from minisgl.cli.dispatch import prepare  # noqa: PLC0415
-
-            action = prepare(sys.argv[1:] if argv is None else list(argv))
-        return action()
-    except SystemExit as end:  # argparse, after printing help
-        return end.code if isinstance(end.code, int) else EXIT_FAILED
-
-
-def _complain(error: MinisglError, code: int) -> int:
-    for line in str(error).splitlines():
-        sys.stderr.write(f"minisgl: {line}\n")
-    logger.debug("the error in full", exc_info=error)
-    return code
+    return run_guarded(argv)

@@ -10,7 +10,7 @@ from minisgl.config.load import Settings
 from minisgl.device import compute_capability
 from minisgl.models.config import ModelConfig
 from minisgl.plugin.manager import PluginManager
-from minisgl.plugin.selection import AttentionSelection, Selection
+from minisgl.plugin.selection import AttentionSelection, SelectedBackend, Selection
 from minisgl.plugin.spec import ProbeContext
 
 # In tokens. Larger pages make shorter page tables and fewer allocations; 16 still lets requests
@@ -71,6 +71,13 @@ class EngineBackends:
             "model": self.model.one.name,
         }
         return chosen if self.moe is None else chosen | {"moe": self.moe.one.name}
+
+    def all(self) -> list[SelectedBackend]:
+        """Return everything that was picked, some of it several times."""
+        attn = self.attention
+        rest = [s for s in (self.kernels, self.moe, self.comm, self.model) if s is not None]
+        picked = [backend for selection in rest for backend in selection.chosen]
+        return [attn.prefill, attn.decode, attn.large_decode, *picked]
 
     def describe(self) -> list[str]:
         """Say for each kind what was picked and why, one line each."""

@@ -23,6 +23,7 @@ from minisgl.engine.contract import EngineLimits
 from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
+from minisgl.engine.origin import ErrorOrigin
 from minisgl.engine.prefill_graph import launch_bound_tokens, prefill_graph_sizes
 from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
@@ -150,6 +151,7 @@ class _Builder:
                 *self._request.logits_processors,
             ),
             backends=self._backends.names(),
+            origin=ErrorOrigin(self._backends.all()),
         )
         engine = Engine(parts, self._request.show_progress)
         notify_engine_ready(hooks, replace(info, start_s=time.perf_counter() - started))
@@ -221,6 +223,10 @@ class _Builder:
     ) -> tuple[Context, EngineLimits]:
         """Size the pool, and fill a context with everything that a forward pass reads."""
         engine, page_size = self._settings.engine, self._backends.attention.page_size
+        ctx = Context(page_size)
+        if self._backends.moe is not None:
+            # Before the pool is sized, so that it leaves room for what a backend allocates.
+            ctx.moe_backend = self._build_moe(self._backends.moe.one)
         shape = PoolShape(
             len(model.layers_attention), 0, page_size, model.num_kv_heads, model.head_dim
         )
@@ -232,7 +238,6 @@ class _Builder:
                 f"--num-pages {shape.num_pages}: with --page-size {page_size} there is room for "
                 f"{max_seq_len} token; a request needs at least {_MIN_SEQ_LEN}"
             )
-        ctx = Context(page_size)
         ctx.kernels, ctx.comm = kernels, comm
         ctx.kv_pool = KVPool(shape, self._dtype, self._device)
         logger.info(
@@ -247,8 +252,6 @@ class _Builder:
         ctx.page_table = ints.new_full((num_rows, max_pages), ctx.kv_pool.dummy_page)
         ctx.token_pool = ints.new_zeros((num_rows, max_seq_len))
         ctx.attn_backend = self._build_attention(model, ctx, max_seq_len)
-        if self._backends.moe is not None:
-            ctx.moe_backend = self._build_moe(self._backends.moe.one)
         limits = EngineLimits(
             num_pages=shape.num_pages,
             page_size=page_size,

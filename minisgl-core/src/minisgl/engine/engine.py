@@ -19,6 +19,7 @@ from minisgl.engine.edits import LogitEditor
 from minisgl.engine.graph import GraphKey, GraphRunner, StepOutput
 from minisgl.engine.inputs import StepInputs
 from minisgl.engine.logprobs import PendingLogprobs, PendingScores, ScorePlan, plan_scores
+from minisgl.engine.origin import ErrorOrigin
 from minisgl.engine.outputs import OutputRing
 from minisgl.engine.prefill_graph import PrefillGraphs, PrefillStep
 from minisgl.engine.row_params import RowParams
@@ -42,6 +43,7 @@ class EngineParts:
         prefill_graph_sizes: Ascending numbers of prompt tokens to capture.
         logits_processors: Of hooks and of the caller; applied to every row, in order.
         backends: Name of what serves each kind.
+        origin: Names the backend that raises while a step is run.
     """
 
     device: torch.device
@@ -53,6 +55,7 @@ class EngineParts:
     prefill_graph_sizes: tuple[int, ...] = ()
     logits_processors: tuple[LogitsProcessor, ...] = ()
     backends: Mapping[str, str] = field(default_factory=dict)
+    origin: ErrorOrigin = field(default_factory=ErrorOrigin)
 
 
 class _Sampled(NamedTuple):
@@ -109,7 +112,7 @@ class Engine(StepEngine):
 
     def forward_batch(self, batch: Batch) -> ForwardOutput:
         """Launch one step; see `StepEngine.forward_batch`."""
-        with torch.inference_mode(), self._stream.activate():
+        with self._parts.origin, torch.inference_mode(), self._stream.activate():
             return self._prefill(batch) if batch.is_prefill else self._decode(batch)
 
     def shutdown(self) -> None:

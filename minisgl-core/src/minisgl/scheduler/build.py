@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from minisgl.config.load import Settings
 from minisgl.config.sections import SchedulerSettings
 from minisgl.engine.contract import StepEngine
+from minisgl.engine.origin import ErrorOrigin
 from minisgl.kvcache.contract import CacheConfig, PrefixCache
 from minisgl.plugin.manager import PluginManager
 from minisgl.plugin.records import StepRecord
@@ -88,7 +89,7 @@ def build_scheduler(
         policy_backend.build(policy_config, Policy), policy_backend.subject
     )
     config = scheduler_config(settings.scheduler, settings.engine.tp)
-    return Scheduler(engine, cache, policy, io, config, on_step)
+    return Scheduler(engine, cache, policy, io, config, on_step, ErrorOrigin([cache_backend]))
 
 
 def scheduler_config(settings: SchedulerSettings, tp_size: int) -> SchedulerConfig:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from minisgl.engine.contract import StepEngine
+from minisgl.engine.origin import ErrorOrigin
 from minisgl.kvcache.contract import PrefixCache
 from minisgl.message.types import (
     AbortMsg,
@@ -56,6 +57,7 @@ class Scheduler:
         io: SchedulerIO,
         config: SchedulerConfig | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        origin: ErrorOrigin | None = None,
     ) -> None:
         """Put the parts together.
 
@@ -66,11 +68,13 @@ class Scheduler:
             io: Brings requests and takes results.
             config: How to schedule; ``None`` for the defaults.
             on_step: Told about each step after its result; ``None`` costs nothing.
+            origin: Names the backend that raises; ``None`` names none.
         """
         config = SchedulerConfig() if config is None else config
         limits = engine.limits
         self._config = config
         self._io = io
+        self._origin = ErrorOrigin() if origin is None else origin
         self._num_pages = limits.num_pages
         self._policy = policy
         self._table = TableManager(limits.max_running_reqs)
@@ -138,6 +142,11 @@ class Scheduler:
         if self._is_in_step:
             self.abort_all("a step was interrupted")
         self._is_in_step = True
+        with self._origin:
+            self._step(can_block)
+        self._is_in_step = False
+
+    def _step(self, can_block: bool) -> None:
         is_idle = not self.has_work
         if is_idle:
             self._check_when_idle()  # what was put off
@@ -152,7 +161,6 @@ class Scheduler:
         self._outbox.send()
         if not self.has_work:
             self._check_when_idle()  # now, so that the next request need not wait for it
-        self._is_in_step = False
 
     def abort_all(self, reason: str) -> None:
         """End every request now, also after an exception or interrupt left `step` half done.

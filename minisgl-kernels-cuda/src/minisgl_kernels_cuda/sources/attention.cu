@@ -11,11 +11,6 @@
 // queue in shared memory that is always a few tiles deep, across the ends of requests too. At the
 // end of a (request, head) the warps' sums are merged. If other blocks have parts of it, the block
 // leaves its sums in global memory, and the last one to arrive merges them all.
-//
-// Scores are keys times queries and the result is values (turned) times weights, so that the query
-// heads of a KV head, up to 8, are the 8 columns of an mma. As in linear.cu a lane reads 16 bytes
-// of a key and calls them the inputs of its slots. Values need neighbouring keys in one register;
-// two permutations of bytes make them, from pieces of two keys that one lane has.
 #include "attention_tile.cuh"
 
 // Everything the step consists of; the same for all blocks.
@@ -47,9 +42,15 @@ struct Table {
     INLINE int start(int req) const { return req ? ends[req - 1] : 0; }
 };
 
+INLINE int first_key(const Step& s, int len) {
+    return s.window < 0 || s.window >= len - 1 ? 0 : len - 1 - s.window;
+}
+
 // A chunk: its place in the row, and where that is.
 struct Place {
     int at, req, head, group, chunk, num_chunks;
+    int first, len;    // the request's first key that counts, and its keys
+    const int* pages;  // of the request
     INLINE int segment_start() const { return at - chunk; }
     INLINE int segment_end() const { return at - chunk + num_chunks; }
     INLINE int first_query(const Step& s) const { return head * s.ratio + group * GROUP; }
@@ -64,7 +65,14 @@ struct Place {
         group = 0;
         if (++head < s.num_kv_heads) return;
         head = 0;
-        if (++req < s.num_reqs) num_chunks = table.num_places(req) - s.ends;
+        if (++req < s.num_reqs) enter(s, table);
+    }
+    // What a request's places have in common.
+    INLINE void enter(const Step& s, const Table& table) {
+        num_chunks = table.num_places(req) - s.ends;
+        len = table.lens[req];
+        first = first_key(s, len);
+        pages = s.page_table + i64(table.rows[req]) * s.max_pages;
     }
 };
 
@@ -82,10 +90,6 @@ struct Part {
         return rest < 0 ? at / (size + 1) : extra + rest / size;
     }
 };
-
-INLINE int first_key(const Step& s, int len) {
-    return s.window < 0 || s.window >= len - 1 ? 0 : len - 1 - s.window;
-}
 
 // Read lengths and rows, and number the places.
 template <int WARPS>
@@ -122,9 +126,9 @@ INLINE Place find(const Step& s, const Table& table, int at) {
     }
     int num_places = table.num_places(low), rest = at - table.start(low) * s.heads();
     int head = rest / num_places, chunk = rest - head * num_places;
-    int num_chunks = num_places - s.ends;
-    bool is_end = chunk == num_chunks;
-    Place place{at - is_end, low, head / s.groups(), head % s.groups(), chunk - is_end, num_chunks};
+    bool is_end = chunk == num_places - s.ends;
+    Place place{at - is_end, low, head / s.groups(), head % s.groups(), chunk - is_end};
+    place.enter(s, table);
     if (is_end) place.advance(s, table);
     return place;
 }
@@ -137,9 +141,8 @@ struct Tile {
 };
 
 template <int WARPS>
-INLINE Tile tile_of(const Step& s, const Table& table, const Place& p) {
-    int len = table.lens[p.req], tile = p.chunk * WARPS + threadIdx.x / 32;
-    return Tile{first_key(s, len) + tile * KEYS, len};
+INLINE Tile tile_of(const Place& p) {
+    return Tile{p.first + (p.chunk * WARPS + int(threadIdx.x / 32)) * KEYS, p.len};
 }
 
 // Where the key of this lane (lane % KEYS of the tile) is. Looked up a tile ahead of its use.
@@ -148,36 +151,35 @@ struct Lookup {
 };
 
 template <int WARPS>
-INLINE Lookup look_up(const Step& s, const Table& table, const Place& p) {
-    Tile tile = tile_of<WARPS>(s, table, p);
+INLINE Lookup look_up(const Step& s, const Place& p) {
+    Tile tile = tile_of<WARPS>(p);
     int key = min(tile.first + int(threadIdx.x % KEYS), tile.len - 1);
-    const int* pages = s.page_table + i64(table.rows[p.req]) * s.max_pages;
     int page = s.page_shift < 0 ? key / s.page_size : key >> s.page_shift;
-    return Lookup{pages[page], key - page * s.page_size};
+    return Lookup{p.pages[page], key - page * s.page_size};
 }
 
 // The newest key of a request is written by the kernel in front of this one, the others by
 // earlier steps.
 enum Keys { ALL, OLD, NEWEST };
 
-// Start copying a lane's share of a tile; keys behind the request's end become zeros. The tile may
-// lie behind the end altogether.
+// Start copying a lane's share of a tile. Where keys of the tile lie behind the request's end, which
+// do not count, there will be the newest key, or zeros while that is missing. The tile may lie behind
+// the end altogether.
 template <int D, int WARPS, Keys WHICH>
-INLINE void enqueue(uint4* slot, const Step& s, const Table& table, const Place& p,
-                    const Lookup& found) {
-    Tile tile = tile_of<WARPS>(s, table, p);
+INLINE void enqueue(uint4* slot, const Step& s, const Place& p, const Lookup& found) {
+    Tile tile = tile_of<WARPS>(p);
     if (!tile.has_keys()) return;
     constexpr u32 ROW = D / PIECE;  // pieces of a head
     u32 place = ((found.page * s.page_size + found.offset) * s.num_kv_heads + p.head) * ROW;
-    auto is_wanted = [&](int key) {
-        return WHICH == ALL || (tile.first + key == tile.len - 1) == (WHICH == NEWEST);
-    };
 #pragma unroll
     for (int i = 0; i < Rows<D>::COUNT; i++) {
-        int key = Rows<D>::key(i);
-        u32 from = __shfl_sync(FULL_WARP, place, key);
-        if (is_wanted(key))
-            Rows<D>::copy(slot, i, s.k, s.v, from, tile.first + key < tile.len);
+        u32 from = __shfl_sync(FULL_WARP, place, Rows<D>::key(i)) + Rows<D>::piece();
+        int key = tile.first + Rows<D>::key(i);
+        if (WHICH != ALL && (key == tile.len - 1) != (WHICH == NEWEST)) continue;
+        bool is_there = WHICH != OLD || key < tile.len;
+        copy_async(place_of_key<D>(slot, i), reinterpret_cast<const uint4*>(s.k) + from, is_there);
+        copy_async(place_of_value<D>(slot, i), reinterpret_cast<const uint4*>(s.v) + from,
+                   is_there);
     }
 }
 
@@ -265,9 +267,9 @@ INLINE bool fill_queue(uint4* queue, const Step& s, const Table& table, const Pa
 #pragma unroll 1
     for (int i = 0; i < s.depth; i++) {
         if (ahead.at < part.end) {
-            enqueue<D, WARPS, OLD>(queue + i * WARPS * Shape<D, WARPS>::SLOT, s, table, ahead,
-                                   look_up<WARPS>(s, table, ahead));
-            has_newest |= tile_of<WARPS>(s, table, ahead).has_newest();
+            enqueue<D, WARPS, OLD>(queue + i * WARPS * Shape<D, WARPS>::SLOT, s, ahead,
+                                   look_up<WARPS>(s, ahead));
+            has_newest |= tile_of<WARPS>(ahead).has_newest();
         }
         end_copy_group();
         ahead.advance(s, table);
@@ -281,9 +283,9 @@ INLINE void complete_queue(uint4* queue, const Step& s, const Table& table, cons
                            Place p) {
 #pragma unroll 1
     for (int i = 0; i < s.depth && p.at < part.end; i++) {
-        if (tile_of<WARPS>(s, table, p).has_newest())
-            enqueue<D, WARPS, NEWEST>(queue + i * WARPS * Shape<D, WARPS>::SLOT, s, table, p,
-                                      look_up<WARPS>(s, table, p));
+        if (tile_of<WARPS>(p).has_newest())
+            enqueue<D, WARPS, NEWEST>(queue + i * WARPS * Shape<D, WARPS>::SLOT, s, p,
+                                      look_up<WARPS>(s, p));
         p.advance(s, table);
     }
     end_copy_group();
@@ -299,7 +301,7 @@ INLINE void walk(uint4* queue, const Step& s, const Table& table, const Part& pa
     Place now = find(s, table, part.begin), ahead = now;
     bool has_newest = fill_queue<D, WARPS>(mine, s, table, part, ahead);
     Lookup upcoming{0, 0};
-    if (ahead.at < part.end) upcoming = look_up<WARPS>(s, table, ahead);
+    if (ahead.at < part.end) upcoming = look_up<WARPS>(s, ahead);
     pdl_wait();
     Queries<D> q;
     load_queries(q, s, now);
@@ -310,15 +312,15 @@ INLINE void walk(uint4* queue, const Step& s, const Table& table, const Part& pa
     for (int i = 0; now.at < part.end; i = i + 1 == s.depth ? 0 : i + 1) {
         uint4* stage = queue + i * WARPS * Of::SLOT;
         uint4* slot = stage + warp * Of::SLOT;
-        Tile tile = tile_of<WARPS>(s, table, now);
+        Tile tile = tile_of<WARPS>(now);
         wait_for_tile(s.depth);
         if (tile.has_keys()) attend<D>(sums, q, slot, tile.len - tile.first, s.scale);
         bool is_end = now.chunk + 1 == now.num_chunks || now.at + 1 == part.end;
         if (is_end) finish<D, WARPS>(s, now, part, stage, sums);
-        if (ahead.at < part.end) enqueue<D, WARPS, ALL>(slot, s, table, ahead, upcoming);
+        if (ahead.at < part.end) enqueue<D, WARPS, ALL>(slot, s, ahead, upcoming);
         end_copy_group();
         ahead.advance(s, table);
-        if (ahead.at < part.end) upcoming = look_up<WARPS>(s, table, ahead);
+        if (ahead.at < part.end) upcoming = look_up<WARPS>(s, ahead);
         now.advance(s, table);
         if (is_end && now.at < part.end) load_queries(q, s, now);
     }

@@ -46,14 +46,20 @@ INLINE int arrive(int* count) {
     return before;
 }
 
+// Where something is in shared memory, as instructions take it: in bytes, to be computed with.
+typedef u32 Address;
+INLINE Address address_of(const void* at) { return u32(__cvta_generic_to_shared(at)); }
+
 // A copy of 16 bytes to shared memory that goes on while the thread does; zeros where there is
 // nothing to copy. copies_pending returns when at most N groups of this thread's copies remain.
-INLINE void copy_async(uint4* to, const void* from, bool is_there) {
-    u32 address = u32(__cvta_generic_to_shared(to));
+INLINE void copy_async(Address to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
-                 : "r"(address), "l"(from), "r"(is_there ? 16 : 0)
+                 : "r"(to), "l"(from), "r"(is_there ? 16 : 0)
                  : "memory");
+}
+INLINE void copy_async(uint4* to, const void* from, bool is_there) {
+    copy_async(address_of(to), from, is_there);
 }
 INLINE void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>

@@ -14,7 +14,7 @@
 constexpr int THREADS = 384, STAGES = 4;
 constexpr int ROWS = 128, OUTPUTS = 256, INPUTS = 64;  // of a tile; inputs of a step
 constexpr int X_SLOT = ROWS * LINE, SLOT = X_SLOT + OUTPUTS * LINE;
-constexpr int BOX = 64 * LINE, BOXES = 2;  // that a warpgroup writes at a time
+constexpr int BOX = 64 * LINE, BOXES = 2;  // of a warpgroup, for 64 results of 64 rows
 constexpr int RESULTS = 2 * BOXES * BOX;
 // Pairs of blocks of rows that are gone through with the same outputs before the next ones: the
 // tiles that run at the same time share what they read, in the L2 cache.
@@ -100,34 +100,32 @@ INLINE u32 stored(const Sums& sums, int j, int half) {
     return as_word(gated(KIND, rounded(values), rounded(two(sums[j + OUTPUTS / 16], half))));
 }
 
-// Write a warpgroup's results, 128 outputs at a time; 64 rows from `row` on.
+// Write a warpgroup's results, 64 outputs at a time: one box is filled while the other one is read.
+// The warpgroup has 64 rows from `row` on.
 template <Activation KIND>
 INLINE void finish(const Sums& sums, uint4* results, const MatrixMap& out, int row, int output,
                    int num_outputs) {
     bool is_first = threadIdx.x % 128 == 0;
     int group = threadIdx.x / 128, line = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
-    constexpr int WIDTH = 64 * BOXES;
 #pragma unroll
-    for (int first = 0; first < (KIND ? WIDTH : OUTPUTS); first += WIDTH) {
-        if (is_first) wait_until_stores_are_read();
+    for (int first = 0; first < Product<KIND>::WIDTH; first += 64) {
+        uint4* box = results + first / 64 % BOXES * BOX;
+        if (is_first) stores_to_be_read<BOXES - 1>();
         warpgroup_barrier(group);
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; j += 2) {
+        for (int j = 0; j < LINE; j += 2) {
             // Also keeps the compiler from computing all at the same time, for which this one
             // needs too many registers.
-            if (KIND == GELU_TANH && output + j * 8 >= num_outputs) break;
+            if (KIND == GELU_TANH && output + first + j * 8 >= num_outputs) break;
             u32 pairs[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) pairs[i] = stored<KIND>(sums, first / 8 + j + i / 2, i % 2);
-            int piece = j + threadIdx.x % 32 / 16;
-            store_matrices(results + piece / LINE * BOX + swizzled(line, piece % LINE), pairs);
+            store_matrices(box + swizzled(line, j + threadIdx.x % 32 / 16), pairs);
         }
         publish_operands();
         warpgroup_barrier(group);
         if (is_first) {
-#pragma unroll
-            for (int box = 0; box < BOXES; box++)
-                store_box(out, results + box * BOX, output + first + box * 64, row);
+            store_box(out, box, output + first, row);
             end_store_group();
         }
     }

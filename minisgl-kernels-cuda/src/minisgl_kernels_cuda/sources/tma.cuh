@@ -21,12 +21,10 @@ struct alignas(64) MatrixMap {
 // 0, and whoever waits for parity 1 before it has ended waits for nothing.
 typedef u64 Arrivals;
 
-INLINE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
-
 INLINE void expect_arrivals(Arrivals* arrivals, int num_threads) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  :
-                 : "r"(shared_address(arrivals)), "r"(num_threads)
+                 : "r"(address_of(arrivals)), "r"(num_threads)
                  : "memory");
 }
 
@@ -37,14 +35,14 @@ INLINE void publish_arrivals() { asm volatile("fence.mbarrier_init.release.clust
 INLINE void arrive_and_expect(Arrivals* arrivals, u32 num_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :
-                 : "r"(shared_address(arrivals)), "r"(num_bytes)
+                 : "r"(address_of(arrivals)), "r"(num_bytes)
                  : "memory");
 }
 
 INLINE void arrive(Arrivals* arrivals) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
                  :
-                 : "r"(shared_address(arrivals))
+                 : "r"(address_of(arrivals))
                  : "memory");
 }
 
@@ -54,7 +52,7 @@ INLINE void arrive_at(Arrivals* arrivals, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;"
         : "=r"(there)
-        : "r"(shared_address(arrivals)), "r"(rank));
+        : "r"(address_of(arrivals)), "r"(rank));
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(there) : "memory");
 }
 
@@ -63,7 +61,7 @@ INLINE void wait_for(Arrivals* arrivals, int parity) {
     do asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
                     " selp.u32 %0, 1, 0, p; }"
                     : "=r"(has_ended)
-                    : "r"(shared_address(arrivals)), "r"(parity)
+                    : "r"(address_of(arrivals)), "r"(parity)
                     : "memory");
     while (!has_ended);
 }
@@ -73,8 +71,8 @@ INLINE void load_box(uint4* to, const MatrixMap& from, int column, int row, Arri
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%2, %3}], [%4];"
                  :
-                 : "r"(shared_address(to)), "l"(&from), "r"(column), "r"(row),
-                   "r"(shared_address(arrivals))
+                 : "r"(address_of(to)), "l"(&from), "r"(column), "r"(row),
+                   "r"(address_of(arrivals))
                  : "memory");
 }
 
@@ -85,8 +83,8 @@ INLINE void load_heads(uint4* to, const MatrixMap& from, int column, int head, i
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%2, %3, %4}], [%5];"
                  :
-                 : "r"(shared_address(to)), "l"(&from), "r"(column), "r"(head), "r"(token),
-                   "r"(shared_address(arrivals))
+                 : "r"(address_of(to)), "l"(&from), "r"(column), "r"(head), "r"(token),
+                   "r"(address_of(arrivals))
                  : "memory");
 }
 
@@ -96,22 +94,23 @@ INLINE void load_box_for_both(uint4* to, const MatrixMap& from, int column, int 
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
                  :
-                 : "r"(shared_address(to)), "l"(&from), "r"(column), "r"(row),
-                   "r"(shared_address(arrivals)), "h"(u16(3))
+                 : "r"(address_of(to)), "l"(&from), "r"(column), "r"(row),
+                   "r"(address_of(arrivals)), "h"(u16(3))
                  : "memory");
 }
 
 // Copies a box from shared memory, where publish_operands and a barrier have made it visible. The
-// waits are those of the thread that stores: until shared memory is read, and until all is written.
+// thread that stores waits until all but its last N groups are read there, or until all is written.
 INLINE void store_box(const MatrixMap& to, const uint4* from, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
                  :
-                 : "l"(&to), "r"(column), "r"(row), "r"(shared_address(from))
+                 : "l"(&to), "r"(column), "r"(row), "r"(address_of(from))
                  : "memory");
 }
 INLINE void end_store_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-INLINE void wait_until_stores_are_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+template <int N>
+INLINE void stores_to_be_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(N) : "memory");
 }
 INLINE void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
@@ -120,7 +119,7 @@ INLINE void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "
 INLINE void store_matrices(uint4* line, const u32 (&pairs)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :
-                 : "r"(shared_address(line)), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]),
+                 : "r"(address_of(line)), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]),
                    "r"(pairs[3])
                  : "memory");
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
@@ -76,6 +77,18 @@ def check_key(key: str) -> None:
         raise SettingsError("--api-key: must be ASCII without spaces")
 
 
+def check_server(url: BaseUrl) -> None:
+    """See that somebody listens there.
+
+    Raises:
+        SettingsError: Nobody does.
+    """
+    try:
+        socket.create_connection((url.host, url.port), _TIMEOUT_S).close()
+    except OSError as error:
+        raise _nobody(url, error) from error
+
+
 def first_model(url: BaseUrl, key: str) -> str:
     """Ask the server for the first model that it lists.
 
@@ -93,7 +106,7 @@ def first_model(url: BaseUrl, key: str) -> str:
         reason = f"{type(error).__name__}: {error}"
         raise SettingsError(f"{flag}: {asked}: no answer of OpenAI's API: {reason}") from error
     except OSError as error:
-        raise SettingsError(f"{flag}: no server answers there: {error}") from error
+        raise _nobody(url, error) from error
     try:
         name = content["data"][0]["id"]
     except (LookupError, TypeError):
@@ -101,6 +114,10 @@ def first_model(url: BaseUrl, key: str) -> str:
     if not isinstance(name, str):
         raise SettingsError(f"{flag}: {asked}: lists no model; name one with --model")
     return name
+
+
+def _nobody(url: BaseUrl, error: OSError) -> SettingsError:
+    return SettingsError(f"--url {url.text}: no server answers there: {error}")
 
 
 def _get(url: str, key: str) -> Any:  # JSON

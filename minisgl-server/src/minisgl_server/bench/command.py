@@ -14,7 +14,13 @@ from typing import Any
 
 from minisgl.errors import SettingsError
 from minisgl.plugin.commands import CommandContext
-from minisgl_server.bench.base_url import BaseUrl, check_key, first_model, parse_base_url
+from minisgl_server.bench.base_url import (
+    BaseUrl,
+    check_key,
+    check_server,
+    first_model,
+    parse_base_url,
+)
 from minisgl_server.bench.flags import check_flags
 from minisgl_server.bench.http_stream import Timing, time_completion
 from minisgl_server.bench.plot import check_plot, write_plot
@@ -40,6 +46,7 @@ def run(context: CommandContext) -> int:
     tasks = _tasks(arguments)
     if arguments.plot:
         check_plot(Path(arguments.plot))
+    check_server(url)
     model = arguments.model or first_model(url, arguments.api_key)
     start = time.perf_counter()
     timings = asyncio.run(_send_all(arguments, url, model, tasks))
@@ -128,7 +135,7 @@ async def _send_all(
                 "stream": True,
                 "stream_options": {"include_usage": True},
             } | ({"ignore_eos": True} if arguments.ignore_eos else {})
-            return await time_completion(url, body, arguments.api_key)
+            return await time_completion(url, body, arguments.api_key, arguments.request_timeout_s)
 
     running = []
     start_s = time.perf_counter()

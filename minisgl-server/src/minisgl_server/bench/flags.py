@@ -15,7 +15,7 @@ _COUNTS: Mapping[str, tuple[int, int]] = {
     "max_tokens": (1, 2**31 - 1),
     "shared_prefixes": (0, 10**7),
 }
-_POSITIVE = ("request_rate", "goodput_ttft_s", "goodput_itl_s")
+_POSITIVE = ("request_rate", "request_timeout_s", "goodput_ttft_s", "goodput_itl_s")
 
 
 def check_flags(arguments: Namespace) -> None:

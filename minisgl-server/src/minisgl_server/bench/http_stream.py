@@ -54,17 +54,25 @@ class Timing:
         return self.end_s - self.start_s
 
 
-async def time_completion(url: BaseUrl, body: dict[str, Any], key: str) -> Timing:  # JSON
+async def time_completion(
+    url: BaseUrl,
+    body: dict[str, Any],  # JSON
+    key: str,
+    timeout_s: float,
+) -> Timing:
     """Stream a completion from ``url`` and time it; what goes wrong is in the result."""
     timing = Timing(time.perf_counter())
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with aclosing(_events(url, body, key)) as events:
+        async with limit, aclosing(_events(url, body, key)) as events:
             async for event in events:
                 _note(timing, event)
     except ProtocolError as error:
         timing.error = str(error)
     except (OSError, ValueError, RecursionError) as error:
         timing.error = f"{type(error).__name__}: {error}"
+    if limit.expired():
+        timing.error = f"no complete answer within {timeout_s:g} s (--request-timeout-s)"
     timing.end_s = time.perf_counter()
     if not timing.error and not timing.num_output_tokens:
         timing.error = "the stream ended without usage"
