@@ -122,6 +122,13 @@ class ReadsWholeVectors(TorchAttentionBackend):
         return super().forward(cut, layer_id, batch)
 
 
+class WritesWhereItLikes(TorchAttentionBackend):
+    """Returns what it should write."""
+
+    def forward_into(self, out: Tensor, q: Tensor, layer_id: int, batch: Batch) -> None:
+        super().forward(q, layer_id, batch)
+
+
 class RefusesInItsOwnWords(TorchAttentionBackend):
     """Its error is not one that a caller expects."""
 

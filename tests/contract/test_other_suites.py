@@ -21,6 +21,7 @@ FAULTS: list[tuple[str, type, str, str]] = [
     ("attention", broken.ReadsOnePageTooFar, "decode_of", "causal attention"),
     ("attention", broken.KeepsItsPlanInTheClass, "share_nothing", "share nothing"),
     ("attention", broken.ReadsWholeVectors, "unusual", "causal attention"),
+    ("attention", broken.WritesWhereItLikes, "forward_into", "causal attention"),
     ("attention", broken.RefusesInItsOwnWords, "unusual", "refuses it with a MinisglError"),
     ("kernels", broken.AddsNoEps, "small_and_large", "computes in float32"),
     ("kernels", broken.NormsInPlace, "test_rms_norm", "does not change x"),

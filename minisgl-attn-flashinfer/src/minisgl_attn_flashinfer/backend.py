@@ -57,12 +57,16 @@ class FlashInferBackend(AttentionBackend):
 
     def forward(self, q: torch.Tensor, layer_id: int, batch: Batch) -> torch.Tensor:
         """Attend with the wrapper that was planned for this layer's group."""
-        metadata: FlashInferMetadata = batch.attn_metadata
-        wrapper = metadata.wrappers[self._group_of_layer[layer_id]]
         # Left to itself, FlashInfer fills what it returns with zeros first.
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        wrapper.run(q, self._caches[layer_id], out=out)
+        self.forward_into(out, q, layer_id, batch)
         return out
+
+    def forward_into(self, out: torch.Tensor, q: torch.Tensor, layer_id: int, batch: Batch) -> None:
+        """Attend into ``out``; see `AttentionBackend.forward_into`."""
+        metadata: FlashInferMetadata = batch.attn_metadata
+        wrapper = metadata.wrappers[self._group_of_layer[layer_id]]
+        wrapper.run(q, self._caches[layer_id], out=out)
 
     def init_graph(self, max_batch_size: int) -> None:
         """Allocate the buffers that all captured sizes share."""

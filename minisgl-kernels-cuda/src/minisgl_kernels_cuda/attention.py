@@ -103,11 +103,16 @@ class DecodeAttention(AttentionBackend):
 
     def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
         """Attend; see `AttentionBackend.forward`."""
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.forward_into(out, q, layer_id, batch)
+        return out
+
+    def forward_into(self, out: Tensor, q: Tensor, layer_id: int, batch: Batch) -> None:
+        """Attend into ``out``; see `AttentionBackend.forward_into`."""
         config, layer = self._config, self._layers[layer_id]
         assert batch.table_idx is not None, "the engine sets table_idx"
         assert batch.seq_lens is not None, "the engine sets seq_lens"
         num_reqs = q.shape[0]
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         q = aligned_queries(q)
         launch, plan, num_blocks, shared_bytes = self._plan(num_reqs)
         page_table = config.context.page_table
@@ -121,7 +126,6 @@ class DecodeAttention(AttentionBackend):
             layer.scale,
             shared_bytes=shared_bytes,
         )  # fmt: skip
-        return out
 
     def init_graph(self, max_batch_size: int) -> None:
         """Nothing to get ready."""
@@ -168,6 +172,11 @@ class CudaAttention(AttentionBackend):
     def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
         """Attend; see `AttentionBackend.forward`."""
         return (self.decode if batch.is_decode else self.prefill).forward(q, layer_id, batch)
+
+    def forward_into(self, out: Tensor, q: Tensor, layer_id: int, batch: Batch) -> None:
+        """Attend into ``out``; see `AttentionBackend.forward_into`."""
+        backend = self.decode if batch.is_decode else self.prefill
+        backend.forward_into(out, q, layer_id, batch)
 
     def init_graph(self, max_batch_size: int) -> None:
         """Nothing to get ready."""

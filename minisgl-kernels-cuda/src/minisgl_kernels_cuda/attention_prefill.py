@@ -95,11 +95,16 @@ class PrefillAttention(AttentionBackend):
 
     def forward(self, q: Tensor, layer_id: int, batch: Batch) -> Tensor:
         """Attend; see `AttentionBackend.forward`."""
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.forward_into(out, q, layer_id, batch)
+        return out
+
+    def forward_into(self, out: Tensor, q: Tensor, layer_id: int, batch: Batch) -> None:
+        """Attend into ``out``; see `AttentionBackend.forward_into`."""
         config, layer, ratio = self._config, self._layers[layer_id], self._ratio
         assert batch.table_idx is not None, "the engine sets table_idx"
         assert batch.seq_lens is not None, "the engine sets seq_lens"
         assert batch.cu_seqlens_q is not None, "the engine sets cu_seqlens_q"
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         q = aligned_queries(q)
         num_tokens, num_reqs, block_tokens = q.shape[0], len(batch.table_idx), _ROWS // ratio
         shape = HeadsShape(num_tokens, config.num_qo_heads, config.head_dim, q.stride(0))
@@ -116,4 +121,3 @@ class PrefillAttention(AttentionBackend):
             config.num_kv_heads, ratio, layer.window, layer.scale,
             shared_bytes=ATTENTION_PREFILL.max_shared_bytes,
         )  # fmt: skip
-        return out

@@ -101,6 +101,20 @@ class AttentionBackend(ABC):
             hold finite numbers.
         """
 
+    def forward_into(self, out: torch.Tensor, q: torch.Tensor, layer_id: int, batch: Batch) -> None:
+        """Do `forward` into memory that is given: where captured pieces of a prefill read from.
+
+        A backend that can write there itself saves a copy by overriding this.
+
+        Args:
+            out: ``[num_tokens, num_qo_heads, head_dim]`` of q's dtype, contiguous, at a multiple
+                of 16 bytes. It does not overlap with ``q``.
+            q: See `forward`, as are the others.
+            layer_id: Which layer.
+            batch: The batch.
+        """
+        out.copy_(self.forward(q, layer_id, batch))
+
     def init_graph(self, max_batch_size: int) -> None:
         """Get ready for decode graphs of up to ``max_batch_size`` rows.
 

@@ -37,6 +37,10 @@ class SplitAttentionBackend(AttentionBackend):
         """Attend with the backend of this batch."""
         return self._of(batch).forward(q, layer_id, batch)
 
+    def forward_into(self, out: torch.Tensor, q: torch.Tensor, layer_id: int, batch: Batch) -> None:
+        """Attend with the backend of this batch, into ``out``."""
+        self._of(batch).forward_into(out, q, layer_id, batch)
+
     def init_graph(self, max_batch_size: int) -> None:
         """Get the decode backends ready for graphs."""
         if self.large_decode is self.decode:

@@ -101,7 +101,7 @@ class CudaPieces(PrefillGraph):
         backend, attended = self._step.context.attn_backend, self._step.attended[:num_tokens]
         for graph, q, layer_id in self._pieces:
             graph.replay()
-            attended.copy_(backend.forward(q[:num_tokens], layer_id, batch))
+            backend.forward_into(attended, q[:num_tokens], layer_id, batch)
         self._last.replay()
         return self._logits
 
@@ -119,7 +119,7 @@ class EmulatedPieces(PrefillGraph):
         backend, attended = self._step.context.attn_backend, self._step.attended
 
         def attend(q: torch.Tensor, layer_id: int) -> torch.Tensor:
-            attended[:num_tokens].copy_(backend.forward(q[:num_tokens], layer_id, batch))
+            backend.forward_into(attended[:num_tokens], q[:num_tokens], layer_id, batch)
             return attended
 
         return self._logits.copy_(self._step.run(_StandIn(attend)))

@@ -201,6 +201,23 @@ def test_each_layer_has_its_own_window_scale_and_pool(backend: TestedBackend, ph
         attend_and_compare(*made, batch, layer_id)
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_forward_into_memory_that_is_given(backend: TestedBackend, phase: str) -> None:
+    need_phase(backend, phase)
+    attention, case = make(backend)
+    batch = case.prefill(PREFILL) if phase == "prefill" else case.decode(DECODE)
+    attention.prepare_metadata(batch)
+    assert batch.positions is not None
+    q = case.queries(len(batch.positions))
+    rows = torch.full((len(q) + 2, *q.shape[1:]), 7.0, dtype=q.dtype, device=q.device)
+    attention.forward_into(rows[1:-1], q, 0, batch)
+    compare(rows[1:-1], q, case, batch)
+    around = torch.stack([rows[0], rows[-1]])
+    assert torch.equal(around, torch.full_like(around, 7.0)), (
+        "forward_into writes the rows that it is given and no others"
+    )
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 15, 16, 17, 64, 100])
 def test_a_prompt_in_chunks_gives_the_same_as_in_one(
     backend: TestedBackend, num_tokens: int
