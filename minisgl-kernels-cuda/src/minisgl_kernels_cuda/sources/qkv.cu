@@ -2,6 +2,9 @@
 //
 // Query heads are rotated in place; keys and values go to the pool. The norm rounds where the torch
 // op does; rotations are in float32 throughout.
+//
+// Positions and slots are read before the kernel in front has ended: like what decode attention
+// reads so, they are not written by kernels of this step that allow it.
 #include "row_sum.cuh"
 
 struct Step {
@@ -62,18 +65,24 @@ INLINE void whole_heads(const Step& step) {
     if (!is_there) row = num_rows - 1;
     int token = row / num_heads(step), at = threadIdx.x % LANES * PIECE;
     Head head = find_head(step, token, row % num_heads(step));
-    Piece first = load_piece(head.from + at), second = load_piece(head.from + HALF + at);
     const float* angles = cos_of(step, token) + at;
     Angles cos = *reinterpret_cast<const Angles*>(angles);
     Angles sin = *reinterpret_cast<const Angles*>(angles + HALF);
+    Piece first_norm, second_norm;
+    if (head.norm) {
+        first_norm = load_piece(head.norm + at);
+        second_norm = load_piece(head.norm + HALF + at);
+    }
+    pdl_wait();
+    Piece first = load_piece(head.from + at), second = load_piece(head.from + HALF + at);
     Floats<PIECE> a = widen(first), b = widen(second);
     if (step.q_norm) {  // a model norms both q and k, or neither
         float sum = squares(a) + squares(b);
         for (int offset = LANES / 2; offset; offset >>= 1)
             sum += __shfl_xor_sync(FULL_WARP, sum, offset);
         float scale = rsqrtf(sum / DIM + step.eps);
-        a = widen(normed(a, scale, load_piece(head.norm + at)));
-        b = widen(normed(b, scale, load_piece(head.norm + HALF + at)));
+        a = widen(normed(a, scale, first_norm));
+        b = widen(normed(b, scale, second_norm));
     }
     if (!head.is_value) {
         Floats<PIECE> x, y;
@@ -92,6 +101,7 @@ INLINE void whole_heads(const Step& step) {
 
 // Any head and any even part of it that is rotated.
 INLINE void part_of_head(const Step& step) {
+    pdl_wait();
     i64 warp = warp_index();
     if (warp >= i64(step.num_tokens) * num_heads(step)) return;
     int token = warp / num_heads(step);
@@ -129,7 +139,6 @@ INLINE void part_of_head(const Step& step) {
         int num_tokens, int num_qo_heads, int num_kv_heads, int head_dim, int rotary_dim,         \
         float eps) {                                                                              \
         pdl_launch();                                                                             \
-        pdl_wait();                                                                               \
         Step step{qkv,   q_norm,     k_norm,     positions,    cos_sin,      k_pool,   v_pool,    \
                   slots, row_stride, num_tokens, num_qo_heads, num_kv_heads, head_dim, rotary_dim,\
                   eps};                                                                           \
