@@ -43,10 +43,11 @@ MIN_CALLS = 24  # of a graph, so that its start does not count
 REPEATS = 7
 CUDA_CORE_RATIOS = (1, 2, 3, 4, 8)  # of heads, that FlashInfer's kernel without tensor cores has
 RAGGED_CONTEXT = 512
-# (warps, depth, blocks per multiprocessor); what has no room is cut down and left out.
+# Warps and blocks per multiprocessor; and the same with the ends of requests counted as chunks.
 LAYOUTS = [
-    *((4, d, b) for d, b in ((2, 1), (4, 1), (2, 2), (3, 2), (2, 3))),
-    *((8, d, b) for d, b in ((2, 1), (3, 1))),
+    (warps, blocks, has_ends)
+    for warps, blocks in ((4, 1), (4, 2), (4, 3), (8, 1))
+    for has_ends in (False, True)
 ]
 
 Factory = Callable[[AttentionConfig], AttentionBackend]
@@ -84,8 +85,9 @@ def contenders(is_tuning: bool, has_flashinfer: bool) -> dict[str, Factory]:
     found = {"ours": layout_factory(loader, None)}
     if is_tuning:
         for layout in LAYOUTS:
-            name = "{}w{}d{}b".format(*layout)
-            found[name] = layout_factory(loader, AttentionPlan(*layout))
+            warps, blocks, has_ends = layout
+            plan = AttentionPlan(warps, blocks, has_ends)
+            found[f"{warps}w{blocks}b{'e' * has_ends}"] = layout_factory(loader, plan)
     if has_flashinfer:
         found |= {"fi-tc": flashinfer_factory("always"), "fi-cc": flashinfer_factory("never")}
     return found

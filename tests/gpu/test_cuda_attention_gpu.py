@@ -26,7 +26,7 @@ SHAPE = AttentionShape(
     num_qo_heads=16, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, device="cuda",
     max_seq_len=1024, max_reqs=17,
 )  # fmt: skip
-LAYOUTS = [(w, d, b) for w, b in ((4, 1), (4, 3), (8, 1)) for d in (2, 3, 4)]
+LAYOUTS = [(w, b, ends) for w, b in ((4, 1), (4, 3), (8, 1)) for ends in (False, True)]
 
 
 def make(case: AttentionCase, plan: AttentionPlan | None = None) -> DecodeAttention:
@@ -82,7 +82,7 @@ def test_types_and_page_sizes_are_near_the_reference(page_size: int, dtype: torc
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_layout_gives_the_same(layout: tuple[int, int, int]) -> None:
+def test_every_layout_gives_the_same(layout: tuple[int, int, bool]) -> None:
     case = AttentionCase(SHAPE)
     backend = make(case, AttentionPlan(*layout))
     for num_reqs in (1, 5, 17):

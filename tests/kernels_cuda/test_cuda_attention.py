@@ -18,7 +18,7 @@ from tests.kernels_cuda.reference import BF16, F16, F32
 
 SHAPE = AttentionShape(head_dim=128, dtype=BF16, max_reqs=17, max_seq_len=320)
 RAGGED = (257, 1, 31, 64, 65, 130, 16, 17, 300, 2, 48, 63, 128, 5, 200, 15, 33)
-USUAL = AttentionPlan(warps=4, depth=2, blocks_per_sm=1)
+USUAL = AttentionPlan(warps=4, blocks_per_sm=1)
 
 
 def make(
@@ -68,16 +68,18 @@ def test_other_types_are_near_the_reference(
 
 
 @pytest.mark.parametrize("warps", [4, 8])
-@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize("blocks_per_sm", [1, 2, 3])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_every_layout_gives_the_same(loader: Loader, head_dim: int, warps: int, depth: int) -> None:
+def test_every_layout_gives_the_same(
+    loader: Loader, head_dim: int, warps: int, blocks_per_sm: int
+) -> None:
     case = AttentionCase(replace(SHAPE, head_dim=head_dim))
-    plan = AttentionPlan(warps, depth, blocks_per_sm=2)
+    plan = AttentionPlan(warps, blocks_per_sm)
     check(make(loader, case, plan, num_sms=3), case, (200, 1, 320, 17, 64))
 
 
 # Divided by chunks, and by chunks and ends.
-@pytest.mark.parametrize("plan", [AttentionPlan(8, 2, 1), AttentionPlan(4, 2, 3)], ids=str)
+@pytest.mark.parametrize("plan", [AttentionPlan(8, 1), AttentionPlan(4, 3, True)], ids=str)
 @pytest.mark.parametrize("num_sms", [1, 2, 3, 7, 20, 40])
 def test_any_number_of_blocks_shares_the_keys(
     loader: Loader, num_sms: int, plan: AttentionPlan
@@ -89,7 +91,7 @@ def test_any_number_of_blocks_shares_the_keys(
 @pytest.mark.parametrize("seq_lens", [(1,), (16, 1), (1,) * 17, (65, 33, 17)], ids=str)
 def test_few_chunks_are_divided_over_many_blocks(loader: Loader, seq_lens: tuple[int, ...]) -> None:
     case = AttentionCase(replace(SHAPE, head_dim=64))
-    check(make(loader, case, AttentionPlan(4, 2, 3), 40), case, seq_lens)
+    check(make(loader, case, AttentionPlan(4, 3, True), 40), case, seq_lens)
 
 
 def test_each_layer_has_its_own_window_scale_and_pool(loader: Loader) -> None:
@@ -114,16 +116,29 @@ def test_rows_of_padding_are_finite(loader: Loader) -> None:
     assert out.isfinite().all()
 
 
-def test_what_lies_behind_a_request_is_not_read(loader: Loader) -> None:
+@pytest.mark.parametrize("length", [37, 301])  # of a tile at the head of the queue, or later
+def test_what_lies_behind_a_request_is_not_read(loader: Loader, length: int) -> None:
     case = AttentionCase(SHAPE)
-    batch, q = case.decode(newest((37,))), case.queries(1)
+    batch, q = case.decode(newest((length,))), case.queries(1)
     expected = case.expected(q, batch)
-    slots = torch.from_numpy(case.batches.slots(newest((37,))[0]._replace(cached_len=0)))
+    slots = torch.from_numpy(case.batches.slots(newest((length,))[0]._replace(cached_len=0)))
     keep = case.pool.k_slots(0)[slots].clone(), case.pool.v_slots(0)[slots].clone()
     for pool, own in zip((case.pool.k_slots(0), case.pool.v_slots(0)), keep, strict=True):
         pool.fill_(float("nan"))
         pool[slots] = own
     assert_close(make(loader, case).forward(q, 0, batch), expected, BF16, "nan", "attention")
+
+
+# From scores that are nearly equal to such that one key takes all.
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("factor", [0.125, 4.0, 16.0, 48.0])
+def test_scores_may_differ_by_little_or_by_much(
+    loader: Loader, factor: float, dtype: torch.dtype
+) -> None:
+    case = AttentionCase(replace(SHAPE, head_dim=64, dtype=dtype))
+    batch, q = case.decode(newest((320, 45, 257, 64))), case.queries(4) * factor
+    out = make(loader, case).forward(q, 0, batch)
+    assert_close(out, case.expected(q, batch), dtype, f"queries times {factor}", "attention")
 
 
 def test_queries_that_are_not_aligned_are_copied(loader: Loader) -> None:

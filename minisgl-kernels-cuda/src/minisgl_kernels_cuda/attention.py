@@ -122,7 +122,7 @@ class DecodeAttention(AttentionBackend):
             batch.table_idx.data_ptr(), batch.seq_lens.data_ptr(),
             self._partials.data_ptr(), self._arrived.data_ptr(), q.stride(0),
             page_table.shape[1], self._page_size, self._page_shift, num_reqs,
-            config.num_kv_heads, self._ratio, layer.window, plan.depth, plan.has_ends,
+            config.num_kv_heads, self._ratio, layer.window, plan.has_ends,
             layer.scale,
             shared_bytes=shared_bytes,
         )  # fmt: skip

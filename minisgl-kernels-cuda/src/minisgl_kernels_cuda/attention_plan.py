@@ -19,7 +19,7 @@ GROUP = 8
 """Query heads that are served together."""
 MAX_BLOCKS_PER_SM = 3
 _MAX_WARPS_PER_SM = 12  # that the kernels' registers leave room for
-_MIN_DEPTH = 2
+_DEPTH = 2  # tiles in a warp's queue
 _RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, per block
 _TABLE_BYTES = 12  # per request, behind the queue
 # (Request, KV head) pairs per multiprocessor up to which one block is the best: a block has so
@@ -37,27 +37,20 @@ class AttentionPlan:
 
     Attributes:
         warps: Of a block: 4 or 8. A block's warps read `TILE_KEYS` keys each at a time.
-        depth: Tiles in a warp's queue: 2, 3 or 4.
         blocks_per_sm: Blocks per multiprocessor, as far as there is room.
+        has_ends: Whether the end of a (request, KV head) counts as a chunk when work is divided.
+            Merging the warps' sums takes about as long as one. Where blocks have few chunks, it
+            should not count.
     """
 
     warps: int
-    depth: int
     blocks_per_sm: int
+    has_ends: bool = False
 
     @property
     def chunk_keys(self) -> int:
         """Keys that a block reads at a time."""
         return self.warps * TILE_KEYS
-
-    @property
-    def has_ends(self) -> bool:
-        """Whether the end of a (request, KV head) counts as a chunk when work is divided.
-
-        Merging the warps' sums takes about as long as one. Where blocks have few chunks, it does
-        not count.
-        """
-        return self.blocks_per_sm == MAX_BLOCKS_PER_SM
 
     def shared_bytes(self, num_reqs: int, key_bytes: int) -> int:
         """Return the shared memory of a block.
@@ -66,7 +59,7 @@ class AttentionPlan:
             num_reqs: Rows of the batch.
             key_bytes: Of one key of one head.
         """
-        queue = self.depth * self.chunk_keys * 2 * key_bytes
+        queue = _DEPTH * self.chunk_keys * 2 * key_bytes
         return queue + _TABLE_BYTES * num_reqs
 
 
@@ -78,12 +71,12 @@ def choose_plan(num_pairs: int, num_sms: int) -> AttentionPlan:
         num_sms: Multiprocessors.
     """
     if num_pairs <= _EIGHT_WARPS_PAIRS * num_sms:
-        return AttentionPlan(warps=8, depth=2, blocks_per_sm=1)
+        return AttentionPlan(warps=8, blocks_per_sm=1)
     if num_pairs <= _ONE_BLOCK_PAIRS * num_sms:
-        return AttentionPlan(warps=4, depth=2, blocks_per_sm=1)
+        return AttentionPlan(warps=4, blocks_per_sm=1)
     if num_pairs <= _TWO_BLOCKS_PAIRS * num_sms:
-        return AttentionPlan(warps=4, depth=2, blocks_per_sm=2)
-    return AttentionPlan(warps=4, depth=2, blocks_per_sm=3)
+        return AttentionPlan(warps=4, blocks_per_sm=2)
+    return AttentionPlan(warps=4, blocks_per_sm=3, has_ends=True)
 
 
 def fit_plan(
@@ -100,15 +93,12 @@ def fit_plan(
         return plan.shared_bytes(num_reqs, key_bytes) + 2 * _RESERVED_BYTES
 
     while needed(plan) > limit:
-        if plan.depth > _MIN_DEPTH:
-            plan = replace(plan, depth=plan.depth - 1)
-        elif plan.warps > _MIN_WARPS:
-            plan = replace(plan, warps=plan.warps // 2)
-        else:
+        if plan.warps == _MIN_WARPS:
             raise PluginError(
                 f"--attn cuda: keys of {key_bytes} bytes and {num_reqs} requests need "
                 f"{needed(plan)} bytes of shared memory, this GPU has {limit}"
             )
+        plan = replace(plan, warps=plan.warps // 2)
     most = min(limit // needed(plan), _MAX_WARPS_PER_SM // plan.warps, MAX_BLOCKS_PER_SM)
     return replace(plan, blocks_per_sm=min(plan.blocks_per_sm, most))
 

@@ -204,7 +204,7 @@ LINEAR_WIDE = Unit(
 )
 ATTENTION = Unit(
     "attention",
-    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
+    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
     max_shared_bytes=207 * 1024,
 )
 ATTENTION_PREFILL = Unit(

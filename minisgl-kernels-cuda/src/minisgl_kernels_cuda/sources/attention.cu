@@ -8,10 +8,12 @@
 // the device; the host plans nothing, and a captured step fits any lengths.
 //
 // A block walks along its part. Its warps take a tile of 16 keys each, on their own, through a
-// queue in shared memory that is always a few tiles deep, across the ends of requests too. At the
+// queue in shared memory that is always two tiles deep, across the ends of requests too. At the
 // end of a (request, head) the warps' sums are merged. If other blocks have parts of it, the block
 // leaves its sums in global memory, and the last one to arrive merges them all.
 #include "attention_tile.cuh"
+
+constexpr int DEPTH = 2;  // of a warp's queue, in tiles
 
 // Everything the step consists of; the same for all blocks.
 struct Step {
@@ -26,7 +28,7 @@ struct Step {
     int* arrived;            // of each block: 0 between kernels
     i64 q_stride;
     int max_pages, page_size, page_shift;  // log2(page_size), or -1 if that is no integer
-    int num_reqs, num_kv_heads, ratio, window, depth;
+    int num_reqs, num_kv_heads, ratio, window;
     int ends;                // 1 where ends stand in the row of chunks, or 0
     float scale;             // of scores, times log2(e)
     // Up to 8 query heads of a KV head are served together.
@@ -183,14 +185,6 @@ INLINE void enqueue(uint4* slot, const Step& s, const Place& p, const Lookup& fo
     }
 }
 
-// Wait for the oldest tile of a queue that is full.
-INLINE void wait_for_tile(int depth) {
-    if (depth == 2) copies_pending<1>();
-    else if (depth == 3) copies_pending<2>();
-    else copies_pending<3>();
-    __syncwarp();  // lanes read what others have copied
-}
-
 template <int D>
 INLINE void load_queries(Queries<D>& q, const Step& s, const Place& p) {
     q.load(s.q + p.req * s.q_stride + p.first_query(s) * D, p.num_queries(s));
@@ -265,7 +259,7 @@ INLINE bool fill_queue(uint4* queue, const Step& s, const Table& table, const Pa
                        Place& ahead) {
     bool has_newest = false;
 #pragma unroll 1
-    for (int i = 0; i < s.depth; i++) {
+    for (int i = 0; i < DEPTH; i++) {
         if (ahead.at < part.end) {
             enqueue<D, WARPS, OLD>(queue + i * WARPS * Shape<D, WARPS>::SLOT, s, ahead,
                                    look_up<WARPS>(s, ahead));
@@ -282,7 +276,7 @@ template <int D, int WARPS>
 INLINE void complete_queue(uint4* queue, const Step& s, const Table& table, const Part& part,
                            Place p) {
 #pragma unroll 1
-    for (int i = 0; i < s.depth && p.at < part.end; i++) {
+    for (int i = 0; i < DEPTH && p.at < part.end; i++) {
         if (tile_of<WARPS>(p).has_newest())
             enqueue<D, WARPS, NEWEST>(queue + i * WARPS * Shape<D, WARPS>::SLOT, s, p,
                                       look_up<WARPS>(s, p));
@@ -309,11 +303,12 @@ INLINE void walk(uint4* queue, const Step& s, const Table& table, const Part& pa
     Sums<Of::TILES> sums;
     sums.clear();
 #pragma unroll 1
-    for (int i = 0; now.at < part.end; i = i + 1 == s.depth ? 0 : i + 1) {
+    for (int i = 0; now.at < part.end; i = (i + 1) % DEPTH) {
         uint4* stage = queue + i * WARPS * Of::SLOT;
         uint4* slot = stage + warp * Of::SLOT;
         Tile tile = tile_of<WARPS>(now);
-        wait_for_tile(s.depth);
+        copies_pending<DEPTH - 1>();
+        __syncwarp();  // lanes read what others have copied
         if (tile.has_keys()) attend<D>(sums, q, slot, tile.len - tile.first, s.scale);
         bool is_end = now.chunk + 1 == now.num_chunks || now.at + 1 == part.end;
         if (is_end) finish<D, WARPS>(s, now, part, stage, sums);
@@ -330,7 +325,7 @@ template <int D, int WARPS>
 INLINE void decode(const Step& s) {
     SHARED_BUFFER(buffer);
     pdl_launch();
-    int* words = reinterpret_cast<int*>(buffer + s.depth * WARPS * Shape<D, WARPS>::SLOT);
+    int* words = reinterpret_cast<int*>(buffer + DEPTH * WARPS * Shape<D, WARPS>::SLOT);
     Table table{words, words + s.num_reqs, words + 2 * s.num_reqs};
     read_batch<WARPS>(s, table);
     int total = table.ends[s.num_reqs - 1] * s.heads();
@@ -345,10 +340,10 @@ INLINE void decode(const Step& s) {
         scalar* out, const scalar* q, const scalar* k, const scalar* v, const int* page_table, \
         const int* rows, const int* seq_lens, float4* partials, int* arrived, i64 q_stride,    \
         int max_pages, int page_size, int page_shift, int num_reqs, int num_kv_heads,          \
-        int ratio, int window, int depth, int ends, float scale) {                             \
+        int ratio, int window, int ends, float scale) {                                        \
         decode<D, WARPS>(Step{out, q, k, v, page_table, rows, seq_lens, partials, arrived,     \
                               q_stride, max_pages, page_size, page_shift, num_reqs,            \
-                              num_kv_heads, ratio, window, depth, ends, scale});               \
+                              num_kv_heads, ratio, window, ends, scale});                      \
     }
 
 MINISGL_ATTENTION(64, 4)
