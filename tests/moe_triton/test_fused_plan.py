@@ -110,6 +110,13 @@ def test_a_damaged_table_is_refused(
         read_table(path)
 
 
+def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(b"\xff{}")
+    with pytest.raises(SettingsError, match=f"^tuning table {path}: is not UTF-8 text: "):
+        read_table(path)
+
+
 def test_the_packages_tables_are_sound() -> None:
     assert package_table(90).find(QWEN3)
     assert package_table(70).shapes == ()

@@ -19,7 +19,7 @@ from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.build import SchedulerBackends
 from minisgl.scheduler.io import OfflineIO
-from minisgl.weights.resolve import open_model
+from minisgl.weights.resolve import open_configured
 from tests.tp.rank_pool import RankPool
 
 ROOMY = {"num_page_override": 256, "page_size": 4, "max_running_req": 16}
@@ -72,7 +72,7 @@ def settings_for(folder: Path, **settings: Any) -> tuple[Settings, PluginManager
 
 def make_request(folder: Path, settings: Mapping[str, Any]) -> RankRequest:
     filled, manager = settings_for(folder, **settings)
-    files = open_model(str(folder), "auto", manager, settings_of=filled.plugin)
+    files = open_configured(filled, manager)
     engine = EngineRequest(filled, manager, files)
     return RankRequest(
         engine=engine,

@@ -43,7 +43,7 @@ from minisgl.scheduler.recorder import Recorder
 from minisgl.tokenizer.chat import ChatOptions, Message, encode_chat
 from minisgl.tokenizer.eos import eos_token_ids
 from minisgl.tokenizer.pieces import TokenPieces
-from minisgl.weights.resolve import open_model
+from minisgl.weights.resolve import open_configured
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +86,7 @@ class LLM:
         """Set everything up."""
         check_first_node(settings)
         recorder = Recorder.of(settings)
-        files = open_model(
-            settings.model.model,
-            settings.model.model_source,
-            manager,
-            revision=settings.model.revision,
-            settings_of=settings.plugin,
-        )
+        files = open_configured(settings, manager)
         self.tokenizer = files.load_tokenizer()
         self._pieces = TokenPieces(self.tokenizer)
         self._io = OfflineIO()

@@ -55,9 +55,11 @@ def read_table(path: Path) -> TuningTable:
         SettingsError: It cannot be read, or is not a table.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except OSError as error:
         raise SettingsError(f"tuning table {path}: {str(error.strerror).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"tuning table {path}: is not UTF-8 text: {error}") from error
     return _parse(text, str(path))
 
 

@@ -8,6 +8,13 @@ SPEC = """
     from minisgl.plugin.spec import Availability, BackendSpec, Capabilities, PLUGIN_API
 """
 
+FAULTY_KINDS = {
+    "attention": "Attention",
+    "cache": "Cache",
+    "kernels": "Kernels",
+    "moe": "MoE",
+}
+
 GOOD = Throwaway(
     "acme-good",
     {
@@ -266,12 +273,75 @@ BAD_SETTINGS = Throwaway(
     },
 )
 
+_FAULTY_BACKENDS = """
+    import logging
+
+    from minisgl.attention.torch_backend import TorchAttentionBackend
+    from minisgl.core import get_global_ctx
+    from minisgl.kvcache.naive import NaiveCache
+    from minisgl.moe.torch_backend import TorchMoEBackend
+    from minisgl.ops.contract import KernelSet
+    from minisgl.ops.torch_ops import rms_norm
+
+    def refuse_users():
+        if any(req.uid >= 0 for req in get_global_ctx().batch.reqs):  # others warm up
+            raise RuntimeError("the library\\nis broken")
+
+    class Attention(TorchAttentionBackend):
+        def forward(self, q, layer_id, batch):
+            refuse_users()
+            return super().forward(q, layer_id, batch)
+
+        def init_graph(self, max_batch_size):
+            raise RuntimeError("the library\\nis broken")
+
+    class MoE(TorchMoEBackend):
+        def __init__(self, config):
+            super().__init__(config)
+            logging.getLogger("acme").warning("took memory")
+
+        def forward(self, *inputs):
+            refuse_users()
+            return super().forward(*inputs)
+
+    class Kernels(KernelSet):
+        def __init__(self, config):
+            pass
+
+        def ops(self):
+            def norm(*inputs):
+                refuse_users()
+                return rms_norm(*inputs)
+
+            return {"rms_norm": norm}
+
+    class Cache(NaiveCache):
+        def match_prefix(self, token_ids):
+            raise RuntimeError("the library\\nis broken")
+"""
+
+FAULTY = Throwaway(
+    "acme-faulty",
+    {
+        "acme_faulty.py": SPEC
+        + "".join(
+            f"""
+    {kind.upper()} = BackendSpec(api=PLUGIN_API, factory="acme_faulty_{kind}:{name}")
+    """
+            for kind, name in FAULTY_KINDS.items()
+        ),
+        **{f"acme_faulty_{kind}.py": _FAULTY_BACKENDS for kind in FAULTY_KINDS},
+    },
+    {f"minisgl.{kind}": {"faulty": f"acme_faulty:{kind.upper()}"} for kind in FAULTY_KINDS},
+)
+
 BACKEND_SAMPLES = (
     BAD_SETTINGS,
     FEW,
     GOOD,
     RAISES,
     EXITS,
+    FAULTY,
     FUTURE,
     STALE,
     RENAMED,

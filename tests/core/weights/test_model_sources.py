@@ -12,13 +12,14 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from minisgl.errors import ModelError
+from minisgl.plugin.manager import PluginManager
 from minisgl.weights.contract import ModelFiles, ModelSource, SourceConfig
 from minisgl.weights.demo import DemoSource
 from minisgl.weights.gguf import GGUFSource
 from minisgl.weights.hub import HubSource
 from minisgl.weights.local import LocalSource
 from minisgl.weights.modelscope import ModelScopeSource
-from minisgl.weights.resolve import open_model
+from minisgl.weights.resolve import open_configured, open_model
 from tests.tiny_models import TinyModel, build_tokenizer, save_tiny_model
 
 CONFIG = SourceConfig()
@@ -219,6 +220,22 @@ class FakeManager:
 
 def open_by(model: str, source: str = "auto") -> ModelFiles:
     return open_model(model, source, FakeManager())  # type: ignore[arg-type]  # a fake
+
+
+def test_settings_say_which_revision_is_opened(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revisions: list[str] = []
+
+    def fetch(repo_id: str, *, revision: str, **options: Any) -> str:
+        revisions.append(revision)
+        return str(model_folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    manager = PluginManager.bootstrap(env={})
+    named = {"model": "owner/tiny", "model_source": "hub", "revision": "v2"}
+    assert open_configured(manager.load_settings(named, env={}), manager).name == "owner/tiny"
+    assert revisions == ["v2"]
 
 
 def test_a_folder_is_found_by_auto(model_folder: Path) -> None:

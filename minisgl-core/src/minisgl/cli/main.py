@@ -5,7 +5,7 @@ from __future__ import annotations
 from minisgl.cli.quiet_start import begin_quiet_start
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | tuple[str, ...] | None = None) -> int:
     """Run ``minisgl``.
 
     Args:

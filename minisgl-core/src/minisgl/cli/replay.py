@@ -197,20 +197,12 @@ def _idle_engine(header: Header, settings: Settings) -> StepEngine:
 
 def _engine_request(header: Header, settings: Settings, plugins: PluginManager) -> EngineRequest:
     from minisgl.engine.build import EngineRequest  # noqa: PLC0415
-    from minisgl.weights.resolve import open_model  # noqa: PLC0415
+    from minisgl.weights.resolve import open_configured  # noqa: PLC0415
 
-    model = settings.model
-    files = open_model(
-        model.model,
-        model.model_source,
-        plugins,
-        revision=model.revision,
-        settings_of=settings.plugin,
-    )
     return EngineRequest(
         settings,
         plugins,
-        files,
+        open_configured(settings, plugins),
         eos_token_ids=frozenset(header.limits.eos_token_ids),
         show_progress=sys.stderr.isatty(),
     )

@@ -127,7 +127,8 @@ class EngineSettings(SettingsSection):
         0.9,
         gt=0,
         le=1,
-        description="Share of GPU memory for weights and KV pages together. Read by the engine.",
+        description="Share of GPU memory for weights, the buffers of a MoE backend and KV pages "
+        "together. Read by the engine.",
     )
     cpu_kv_cache_bytes: Annotated[Bytes, Setting(allowed="a size from 1MiB to 1PiB")] = Field(
         2**30,

@@ -72,12 +72,12 @@ class EngineBackends:
         }
         return chosen if self.moe is None else chosen | {"moe": self.moe.one.name}
 
-    def all(self) -> list[SelectedBackend]:
+    def all(self) -> tuple[SelectedBackend, ...]:
         """Return everything that was picked, some of it several times."""
         attn = self.attention
         rest = [s for s in (self.kernels, self.moe, self.comm, self.model) if s is not None]
-        picked = [backend for selection in rest for backend in selection.chosen]
-        return [attn.prefill, attn.decode, attn.large_decode, *picked]
+        picked = (backend for selection in rest for backend in selection.chosen)
+        return (attn.prefill, attn.decode, attn.large_decode, *picked)
 
     def describe(self) -> list[str]:
         """Say for each kind what was picked and why, one line each."""

@@ -23,7 +23,6 @@ from minisgl.engine.contract import EngineLimits
 from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
-from minisgl.engine.origin import ErrorOrigin
 from minisgl.engine.prefill_graph import launch_bound_tokens, prefill_graph_sizes
 from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
@@ -151,7 +150,7 @@ class _Builder:
                 *self._request.logits_processors,
             ),
             backends=self._backends.names(),
-            origin=ErrorOrigin(self._backends.all()),
+            picked=self._backends.all(),
         )
         engine = Engine(parts, self._request.show_progress)
         notify_engine_ready(hooks, replace(info, start_s=time.perf_counter() - started))

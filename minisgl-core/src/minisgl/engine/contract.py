@@ -11,6 +11,7 @@ import numpy as np
 
 from minisgl.core import Batch
 from minisgl.message.types import TokenLogprobs
+from minisgl.plugin.selection import SelectedBackend
 
 __all__ = [
     "EngineLimits",
@@ -91,10 +92,12 @@ class StepEngine(ABC):
     Attributes:
         limits: Its sizes.
         backends: Name of what serves each kind; empty where nobody was chosen.
+        picked: What serves them, some of it several times.
     """
 
     limits: EngineLimits
     backends: Mapping[str, str] = MappingProxyType({})
+    picked: tuple[SelectedBackend, ...] = ()
 
     @abstractmethod
     def forward_batch(self, batch: Batch) -> ForwardOutput:

@@ -27,6 +27,7 @@ from minisgl.engine.slots import StepTensors
 from minisgl.models.contract import Model
 from minisgl.ops.contract import SamplingHints, SamplingInputs
 from minisgl.plugin.records import LogitsProcessor
+from minisgl.plugin.selection import SelectedBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class EngineParts:
         prefill_graph_sizes: Ascending numbers of prompt tokens to capture.
         logits_processors: Of hooks and of the caller; applied to every row, in order.
         backends: Name of what serves each kind.
-        origin: Names the backend that raises while a step is run.
+        picked: What serves them.
     """
 
     device: torch.device
@@ -55,7 +56,7 @@ class EngineParts:
     prefill_graph_sizes: tuple[int, ...] = ()
     logits_processors: tuple[LogitsProcessor, ...] = ()
     backends: Mapping[str, str] = field(default_factory=dict)
-    origin: ErrorOrigin = field(default_factory=ErrorOrigin)
+    picked: tuple[SelectedBackend, ...] = ()
 
 
 class _Sampled(NamedTuple):
@@ -80,8 +81,10 @@ class Engine(StepEngine):
         """
         self.limits = parts.limits
         self.backends = parts.backends
+        self.picked = parts.picked
         self.device = parts.device
         self._parts = parts
+        self._origin = ErrorOrigin(parts.picked)
         self._ctx = parts.context
         self._model = parts.model
         num_rows = parts.limits.max_running_reqs
@@ -98,7 +101,7 @@ class Engine(StepEngine):
         self._prefill_graphs = PrefillGraphs(parts.prefill_graph_sizes)
         # Weights, pools and tables were filled on the default stream, perhaps not to the end yet.
         self._stream.wait_for_current()
-        with torch.inference_mode(), self._stream.activate():
+        with self._origin, torch.inference_mode(), self._stream.activate():
             self._inputs = StepInputs(self._ctx, self._params, num_rows)
             self._warm_up()
             self._capture(show_progress)
@@ -112,7 +115,7 @@ class Engine(StepEngine):
 
     def forward_batch(self, batch: Batch) -> ForwardOutput:
         """Launch one step; see `StepEngine.forward_batch`."""
-        with self._parts.origin, torch.inference_mode(), self._stream.activate():
+        with self._origin, torch.inference_mode(), self._stream.activate():
             return self._prefill(batch) if batch.is_prefill else self._decode(batch)
 
     def shutdown(self) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class MoEConfig:
     """What a MoE backend is built with; one backend serves all layers.
 
+    The KV pool is sized afterwards, so it leaves room for what a backend allocates at once.
+
     Attributes:
         num_experts: Experts of a layer.
         top_k: Experts of a token.

@@ -65,6 +65,7 @@ class ScriptedEngine(StepEngine):
         """
         self.limits = inner.limits
         self.backends = inner.backends
+        self.picked = inner.picked
         self.differences: list[TokenDifference] = []
         self._inner = inner
         self._tick = tick

@@ -89,7 +89,8 @@ def build_scheduler(
         policy_backend.build(policy_config, Policy), policy_backend.subject
     )
     config = scheduler_config(settings.scheduler, settings.engine.tp)
-    return Scheduler(engine, cache, policy, io, config, on_step, ErrorOrigin([cache_backend]))
+    origin = ErrorOrigin((*engine.picked, cache_backend))
+    return Scheduler(engine, cache, policy, io, config, on_step, origin)
 
 
 def scheduler_config(settings: SchedulerSettings, tp_size: int) -> SchedulerConfig:

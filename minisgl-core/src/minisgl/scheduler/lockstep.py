@@ -23,6 +23,7 @@ class TracedEngine(StepEngine):
         """Start before the first step."""
         self.limits = engine.limits
         self.backends = engine.backends
+        self.picked = engine.picked
         self._engine = engine
         self._comm = comm
         self._hash = hashlib.blake2b(digest_size=_DIGEST_BYTES)

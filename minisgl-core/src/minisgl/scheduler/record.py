@@ -247,6 +247,7 @@ class _TappedEngine(StepEngine):
     def __init__(self, inner: StepEngine, tap: Tap) -> None:
         self.limits = inner.limits
         self.backends = inner.backends
+        self.picked = inner.picked
         self._inner = inner
         self._tap = tap
 

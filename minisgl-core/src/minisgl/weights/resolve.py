@@ -16,37 +16,42 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from minisgl.config.load import Settings
     from minisgl.plugin.manager import PluginManager
 
 AUTO = "auto"
 
 
-def open_model(
-    model: str,
-    source: str,
-    manager: PluginManager,
-    *,
-    revision: str | None = None,
-    settings_of: Callable[[str], BaseModel | None] | None = None,
-) -> ModelFiles:
-    """Find and open a model.
-
-    Args:
-        model: What the user typed.
-        source: Name of a model source, several by commas, or ``auto`` for all that are installed.
-            A single name is asked to open the model whatever it looks like; of several the first
-            that accepts it is.
-        manager: Knows the sources.
-        revision: Branch, tag or commit.
-        settings_of: Returns the settings section of a backend by its key (``settings.plugin``).
+def open_configured(settings: Settings, manager: PluginManager) -> ModelFiles:
+    """Find and open the model that settings name.
 
     Raises:
         PluginError: There is no such source.
         ModelError: No source accepts the model, or it cannot be opened.
     """
-    return find_source(model, source, manager, revision=revision, settings_of=settings_of).open(
-        model
+    return find_configured(settings, manager).open(settings.model.model)
+
+
+def find_configured(settings: Settings, manager: PluginManager) -> ModelSource:
+    """Return what `open_configured` would open the model with; nothing is opened or fetched.
+
+    Raises:
+        PluginError: There is no such source.
+        ModelError: No source accepts the model.
+    """
+    named = settings.model
+    return find_source(
+        named.model,
+        named.model_source,
+        manager,
+        revision=named.revision,
+        settings_of=settings.plugin,
     )
+
+
+def open_model(model: str, source: str, manager: PluginManager) -> ModelFiles:
+    """Find and open a model, with no settings; see `find_source`."""
+    return find_source(model, source, manager).open(model)
 
 
 def find_source(
@@ -57,7 +62,16 @@ def find_source(
     revision: str | None = None,
     settings_of: Callable[[str], BaseModel | None] | None = None,
 ) -> ModelSource:
-    """Return what `open_model` would open a model with; nothing is opened or fetched.
+    """Find who opens a model.
+
+    Args:
+        model: What the user typed.
+        source: Name of a model source, several by commas, or ``auto`` for all that are installed.
+            A single name is asked to open the model whatever it looks like; of several the first
+            that accepts it is.
+        manager: Knows the sources.
+        revision: Branch, tag or commit.
+        settings_of: Returns the settings section of a backend by its key (``settings.plugin``).
 
     Raises:
         PluginError: There is no such source.

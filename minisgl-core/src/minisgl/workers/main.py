@@ -94,7 +94,7 @@ def _serve_text(
     report: Report,
 ) -> None:
     # Here, because these import torch, which a scheduler wants to do in its own time.
-    from minisgl.weights.resolve import open_model  # noqa: PLC0415
+    from minisgl.weights.resolve import open_configured  # noqa: PLC0415
     from minisgl.workers.text import TextWorker  # noqa: PLC0415
 
     places = spec.endpoints
@@ -103,14 +103,7 @@ def _serve_text(
     inbox = PullQueue(context, path, codec)
     scheduler = PushQueue(context, places.scheduler, codec)
     server = PushQueue(context, places.server, codec)
-    model = settings.model
-    files = open_model(
-        model.model,
-        model.model_source,
-        manager,
-        revision=model.revision,
-        settings_of=settings.plugin,
-    )
+    files = open_configured(settings, manager)
     worker = TextWorker(files.load_tokenizer(), inbox, scheduler, server)
     report(ReadyMsg())
     worker.run_forever()

@@ -10,7 +10,7 @@ from minisgl.models.families import FAMILIES
 from minisgl.scheduler.record_path import record_path
 from minisgl.weights.gguf import GGUFSource
 from minisgl.weights.local import LocalSource
-from minisgl.weights.resolve import find_source
+from minisgl.weights.resolve import find_configured
 
 if TYPE_CHECKING:
     from minisgl.config.load import Settings
@@ -49,16 +49,10 @@ def check_settings(settings: Settings, manager: PluginManager) -> None:
 
 def _open_local(settings: Settings, manager: PluginManager) -> ModelFiles | None:
     """Find out who opens the model, and open it where it is on this machine."""
-    model = settings.model
-    source = find_source(
-        model.model,
-        model.model_source,
-        manager,
-        revision=model.revision,
-        settings_of=settings.plugin,
-    )
+    source = find_configured(settings, manager)
     # Other sources fetch what they open.
-    return source.open(model.model) if isinstance(source, LocalSource | GGUFSource) else None
+    is_here = isinstance(source, LocalSource | GGUFSource)
+    return source.open(settings.model.model) if is_here else None
 
 
 def _check_heads(files: ModelFiles, num_ranks: int) -> None:

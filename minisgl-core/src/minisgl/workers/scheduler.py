@@ -30,7 +30,7 @@ from minisgl.scheduler.lockstep import in_lockstep
 from minisgl.scheduler.queue_io import QueueIO
 from minisgl.scheduler.recorder import Recorder
 from minisgl.tokenizer.eos import eos_token_ids
-from minisgl.weights.resolve import open_model
+from minisgl.weights.resolve import open_configured
 from minisgl.workers.contract import WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -109,14 +109,7 @@ class SchedulerWorker:
         self, on_lost: Callable[[], None] | None = None
     ) -> tuple[Engine, SchedulerBackends, str]:
         """Return the engine, what its scheduler is to be made of, and the model's name."""
-        model = self._settings.model
-        files = open_model(
-            model.model,
-            model.model_source,
-            self._manager,
-            revision=model.revision,
-            settings_of=self._settings.plugin,
-        )
+        files = open_configured(self._settings, self._manager)
         request = EngineRequest(
             self._settings,
             self._manager,
