@@ -4,7 +4,9 @@
 
 Every product of a layer is timed as the engine runs it, by numbers of rows, and so is decode
 attention, by numbers of requests: at the end of a while without a pause, because a GPU that is
-held back by its power then has the clock that it can keep. The last line adds up the workload of
+held back by its power then has the clock that it can keep. Beside the time stand power, clock and
+energy, of each byte that has to be read or of each operation; reading alone comes first, of zeros
+and of what looks like keys: bits that change take energy. The last line adds up the workload of
 `benchmarks.offline` from these: decode steps by their batch sizes, keys and values at the bandwidth
 that attention reached, prompts at the rate of the products of 8,192 rows.
 """
@@ -16,6 +18,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +28,7 @@ from benchmarks.gpu_decode import layout_factory
 from benchmarks.gpu_linear import MODELS, Model, load
 from benchmarks.kernel_timing import BF16, DEVICE, copies, randn
 from benchmarks.offline import workload
+from benchmarks.power_meter import PowerMeter
 from benchmarks.shapes import SHAPES
 from minisgl.attention.contract import AttentionConfig, LayerAttention
 from minisgl_kernels_cuda.activation import build_activations
@@ -35,11 +39,19 @@ from minisgl_kernels_cuda.units import Loader
 
 NUM_ROWS = (1, 8, 16, 32, 64, 96, 128, 160, 192, 256)
 PROMPT_ROWS = 8192
+READ_BYTES = 2 << 30
 NUM_REQS = (16, 64, 256)
 CONTEXT = 768
 NUM_KV_HEADS, HEAD_DIM = 8, 128  # of both models
 _GRAPH_S = 0.01  # that a graph takes about, so that its launch does not count
 _MODEL_OF = {"qwen3-0.6b": "0.6b", "qwen3-14b": "14b"}
+
+
+class Amount(NamedTuple):
+    """Work: bytes that have to be read, or operations."""
+
+    size: int
+    unit: str
 
 
 class Bench:
@@ -53,14 +65,17 @@ class Bench:
     def __init__(self, seconds: float) -> None:
         """Load the kernels; each call is timed for so many seconds."""
         self._seconds = seconds
+        self._meter = PowerMeter()
         self.loader: Loader = load()
         self.kernels = LinearKernels(
             self.loader, BF16, device_size(DEVICE), MAX_ROWS,
             build_activations(self.loader, BF16), uses_many=True,
         )  # fmt: skip
 
-    def seconds(self, title: str, calls: Sequence[Callable[[], object]], about_s: float) -> float:
-        """Return the time of one of several like calls, and print it."""
+    def seconds(
+        self, title: str, calls: Sequence[Callable[[], object]], about_s: float, amount: Amount
+    ) -> float:
+        """Return the time of one of several like calls, each of so much work, and print it."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         num_rounds = max(1, round(_GRAPH_S / about_s / len(calls)))
@@ -74,9 +89,16 @@ class Bench:
                     for call in calls:
                         call()
             self._replay(graph, stream)  # until the clock has settled
+            started = time.perf_counter()
             seconds, num_replays = self._replay(graph, stream)
+            watts, mhz = self._meter.between(started, time.perf_counter())
         each = seconds / (num_replays * num_rounds * len(calls))
-        print(f"{title:28} {each * 1e6:8.1f} us", flush=True)
+        picojoules = watts * each / amount.size * 1e12
+        print(
+            f"{title:28} {each * 1e6:8.1f} us {amount.size / each / 1e12:7.2f} T{amount.unit}/s "
+            f"{watts:5.0f} W {mhz:5.0f} MHz {picojoules:7.2f} pJ/{amount.unit}",
+            flush=True,
+        )
         return each
 
     def _replay(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> tuple[float, int]:
@@ -87,6 +109,16 @@ class Bench:
             stream.synchronize()
             num_replays += 1
         return seconds, num_replays
+
+    def read(self) -> None:
+        """Read memory and do nothing else, once of zeros and once of random numbers."""
+        numbers = torch.empty(READ_BYTES // BF16.itemsize, dtype=BF16, device=DEVICE)
+        words = numbers.view(torch.int32)
+        fills = {"zeros": torch.Tensor.zero_, "random numbers": torch.Tensor.normal_}
+        for title, fill in fills.items():
+            fill(numbers)
+            calls = [partial(torch.max, words)]
+            self.seconds(f"reading {title}", calls, READ_BYTES / 4e12, Amount(READ_BYTES, "B"))
 
     def layer(self, model: Model, rows: int) -> float:
         """Return the seconds of a layer's products, the activation in those of gate and up."""
@@ -99,7 +131,10 @@ class Bench:
                 pack = partial(self.kernels.pack_gated_linear, activation="silu")
             calls = [partial(pack(weight, bias=None), x) for weight in weights]
             about_s = max(2 * n * k / 4e12, 2 * rows * n * k / 7e14)
-            total += self.seconds(f"{rows:5} x {n} x {k}", calls, about_s)
+            amount = (
+                Amount(2 * n * k, "B") if rows < PROMPT_ROWS else Amount(2 * rows * n * k, "FLOP")
+            )
+            total += self.seconds(f"{rows:5} x {n} x {k}", calls, about_s, amount)
         return total
 
     def attention(self, model: Model, num_reqs: int) -> float:
@@ -119,8 +154,13 @@ class Bench:
         backend.prepare_for_capture(batch)
         calls = [partial(backend.forward, q, i, batch) for i in range(num_layers)]
         about_s = sizes.kv_bytes(case) / 4e12
-        seconds = self.seconds(f"attention, {num_reqs} x {CONTEXT}", calls, about_s)
-        return sizes.kv_bytes(case) / seconds
+        amount = Amount(sizes.kv_bytes(case), "B")
+        seconds = self.seconds(f"attention, {num_reqs} x {CONTEXT}", calls, about_s, amount)
+        return amount.size / seconds
+
+    def close(self) -> None:
+        """Stop what runs beside."""
+        self._meter.close()
 
 
 def between(points: Mapping[int, float], at: int) -> float:
@@ -148,9 +188,11 @@ def main() -> None:
     require_gpus(parser)
     model, num_layers = MODELS[_MODEL_OF[args.shape]], SHAPES[args.shape]["num_hidden_layers"]
     bench = Bench(args.seconds)
+    bench.read()
     layers = {rows: bench.layer(model, rows) for rows in NUM_ROWS}
     prompt_s = bench.layer(model, PROMPT_ROWS) / PROMPT_ROWS
     rates = {n: bench.attention(model, n) for n in NUM_REQS}
+    bench.close()
     prompts, max_tokens = workload()
     num_in = [len(prompt) for prompt in prompts]
     key_bytes = 2 * NUM_KV_HEADS * HEAD_DIM * BF16.itemsize
