@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.ops.contract import ActAndMul, GatedActivation, PackedLinear
+from minisgl_kernels_cuda.linear_library import LibraryLinear
 from minisgl_kernels_cuda.linear_many import ManyKernels, ManyLinear, serves_many
 from minisgl_kernels_cuda.linear_plans import MAX_ROWS, FewPlan, Plan, kernel_rows
-from minisgl_kernels_cuda.linear_table import choose, many_rows, wide_rows
+from minisgl_kernels_cuda.linear_table import choose, library_rows, many_rows, wide_rows
 from minisgl_kernels_cuda.linear_wide import WideKernel, WideLinear
 from minisgl_kernels_cuda.units import (
     LINEAR,
@@ -145,6 +146,10 @@ class LinearKernels:
         """Choose for how many rows the kernel of wide weights takes a gated one with SiLU."""
         return wide_rows(n, k, self._device)
 
+    def library_rows(self, n: int, k: int) -> range:
+        """Choose for how many rows cuBLASLt takes a weight."""
+        return library_rows(n, k)
+
     def forms(self, of: Weight) -> list[Form | None]:
         """Return the form of each number of rows, in steps of 4: at ``i``, that of ``4 * i``."""
         if not self._is_served(of):
@@ -163,6 +168,10 @@ class LinearKernels:
         if self._many and (rows := self.many_rows(n, k, is_gated)):
             many = ManyLinear(self._many, of.weight, of.bias, of.activation)
             products.append(LargeProduct(rows, many))
+        # With a bias PyTorch asks cuBLASLt anyway.
+        is_plain = not is_gated and of.bias is None
+        if self._many and is_plain and (rows := self.library_rows(n, k)):
+            products.append(LargeProduct(rows, LibraryLinear(of.weight)))
         return products
 
     def _is_served(self, of: Weight) -> bool:

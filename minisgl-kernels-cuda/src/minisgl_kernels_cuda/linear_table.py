@@ -80,6 +80,10 @@ _MANY_PLAIN_ROWS, _MANY_PLAIN_SIZE = 4096, 4096
 # that 160 gain 2 to 6 % and 192 a fifth. Kernels like it of 128 and 256 rows were too close to the
 # library to be kept.
 _MIN_WIDE_ROWS, _WIDE_INPUTS, _WIDE_SIZE, _WIDE_EVENNESS = 160, 1024, 32 << 20, 0.85
+# cuBLASLt instead of cuBLAS: for long weights, with batches that are no longer few and not yet as
+# much to multiply as to read. It takes 0.87 to 0.92 of the time with 48 to 128 rows of 14B's down,
+# and is no quicker with 160 or with the other weights.
+_LIBRARY_ROWS, _LIBRARY_OUTPUTS, _LIBRARY_DEEP = range(33, 129), 4096, 3
 
 
 def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
@@ -129,6 +133,17 @@ def wide_rows(n: int, k: int, device: DeviceSize) -> range:
     is_large = k >= _WIDE_INPUTS and n * k >= _WIDE_SIZE
     is_taken = is_large and evenness(n, device.num_sms) >= _WIDE_EVENNESS
     return range(_MIN_WIDE_ROWS, MAX_WIDE_ROWS + 1) if is_taken else range(0)
+
+
+def library_rows(n: int, k: int) -> range:
+    """Return for how many rows cuBLASLt takes a weight ``[n, k]``, if no kernel of ours does.
+
+    Args:
+        n: Outputs.
+        k: Inputs.
+    """
+    is_long = n >= _LIBRARY_OUTPUTS and k >= _LIBRARY_DEEP * n
+    return _LIBRARY_ROWS if is_long else range(0)
 
 
 def few_rule(n: int, k: int, rows: int, device: DeviceSize) -> FewPlan | None:
