@@ -3,6 +3,7 @@
     python -m benchmarks.gpu_linear                  # as the table of linear_table.py chooses
     python -m benchmarks.gpu_linear --tune           # every form that may be good; about 2 minutes
     python -m benchmarks.gpu_linear --many           # of a prefill or a large batch
+    python -m benchmarks.gpu_linear --many --chosen  # what the engine takes, and plain cuBLAS
 
 Every figure is microseconds per product in a replayed CUDA graph that goes round several copies
 of the weight, so that it comes from memory. ``floor`` is the bytes of the weight and the rows over
@@ -302,6 +303,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--many", action="store_true", help="time products of --many-rows instead")
     parser.add_argument("--many-rows", default="512,2048,8192")
+    parser.add_argument("--chosen", action="store_true", help="with --many: as the engine chooses")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a turn under load")
     parser.add_argument("--bandwidth", type=float, default=4.2e12, help="bytes per second")
     parser.add_argument("--json", type=Path)
@@ -310,7 +312,7 @@ def main() -> None:
     if args.many:
         many_rows = [int(r) for r in args.many_rows.split(",")]
         for name in args.models.split(","):
-            time_many(load(), MODELS[name].products, many_rows, args.seconds)
+            time_many(load(), MODELS[name].products, many_rows, args.seconds, args.chosen)
         return
     started = time.perf_counter()
     bench = Bench(args.bandwidth)
