@@ -31,6 +31,7 @@ def answering() -> Iterator[Answering]:
 
     def start(answer: bytes) -> BaseUrl:
         listener = socket.create_server(("127.0.0.1", 0))
+        listener.settimeout(30)
 
         def serve() -> None:
             with listener:
@@ -266,12 +267,14 @@ def silent(answer: bytes) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        is_over.set()
-        socket.create_connection(listener.getsockname()).close()
-        thread.join(30)
-    for connection in connections:
-        connection.close()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            is_over.set()
+            socket.create_connection(listener.getsockname()).close()
+            thread.join(30)
+            for connection in connections:
+                connection.close()
 
 
 @pytest.mark.parametrize("flags", [[], ["--model=m"]], ids=["listed", "named"])

@@ -178,6 +178,9 @@ class Recorder(AttentionBackend):
         self._calls.append(f"{self._name} attends in {layer_id}")
         return q
 
+    def forward_into(self, out: torch.Tensor, q: torch.Tensor, layer_id: int, batch: Batch) -> None:
+        self._calls.append(f"{self._name} fills {layer_id}")
+
     def init_graph(self, max_batch_size: int) -> None:
         self._calls.append(f"{self._name} expects {max_batch_size}")
 
@@ -195,6 +198,14 @@ def test_a_pair_sends_each_phase_to_its_backend() -> None:
         pair.prepare_metadata(batch)
         pair.forward(torch.empty(0), 3, batch)
     assert calls == ["p prepares prefill", "p attends in 3", "d prepares decode", "d attends in 3"]
+
+
+def test_a_pair_lets_each_backend_write_the_result_itself() -> None:
+    calls: list[str] = []
+    pair = SplitAttentionBackend(Recorder("p", calls), Recorder("d", calls))
+    for batch in (Batch([], "prefill"), Batch([], "decode")):
+        pair.forward_into(torch.empty(0), torch.empty(0), 3, batch)
+    assert calls == ["p fills 3", "d fills 3"]
 
 
 def test_decode_batches_are_split_by_their_rows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def backend(key: str, factory: str) -> SelectedBackend:
     return SelectedBackend(kind, name, distribution, "1.0", spec, Availability(ok=True), True)
 
 
-def raise_through(modules: Sequence[str], error: Exception) -> None:
+def raise_through(modules: Sequence[str], error: BaseException) -> None:
     """Raise in the last of some modules, each of which calls the next."""
     called: Callable[[], None] | None = None
     for module in reversed(modules):
@@ -148,6 +149,7 @@ BACKENDS = (
             "kernels backend 'a' of acme 1.0",
         ),
         (["acme.attention", "minisgl.ops.torch_ops"], "attention backend 'a' of acme 1.0"),
+        (["minisgl.x", "acme.attention", "acme.kernels"], "attention backend 'a' of acme 1.0"),
         (["minisgl.x", "acme.helper"], "acme 1.0"),
         (["acme.attention", "minisgl.ops.table", "acme.helper"], "acme 1.0"),
         (["brand", "acme.attention"], "attention backend 'a' of acme 1.0"),
@@ -175,15 +177,17 @@ def test_the_innermost_backend_of_the_traceback_is_named(modules: list[str], ori
         "CUDA error: an illegal memory access was encountered",
         "Triton Error [CUDA]: misaligned address",
         "cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "BatchPrefillWithPagedKVCache failed with error an illegal memory access was encountered",
     ],
 )
 def test_an_error_of_the_device_is_nobodys(text: str) -> None:
-    with pytest.raises(RuntimeError, match="(?i)cuda"), ErrorOrigin(BACKENDS):
+    with pytest.raises(RuntimeError, match=re.escape(text)), ErrorOrigin(BACKENDS):
         raise_through(["acme.attention"], RuntimeError(text))
 
 
 @pytest.mark.parametrize("error", [CapacityError("full"), KeyboardInterrupt(), SystemExit(3)])
-def test_errors_of_ours_and_interrupts_pass_as_they_are(error: Exception) -> None:
+def test_errors_of_ours_and_interrupts_pass_as_they_are(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised, ErrorOrigin(BACKENDS):
         raise_through(["acme.attention"], error)
     assert raised.value is error
@@ -192,3 +196,9 @@ def test_errors_of_ours_and_interrupts_pass_as_they_are(error: Exception) -> Non
 def test_an_attention_that_serves_all_phases_is_one_backend() -> None:
     with pytest.raises(BackendError, match="^attention backend 'a'"), ErrorOrigin(BACKENDS[:1] * 3):
         raise_through(["acme.helper"], RuntimeError("no"))
+
+
+def test_what_the_core_raises_below_a_model_is_no_other_backends_of_its_package() -> None:
+    backends = (backend("model/acme:M", "acme.model:M"), BACKENDS[0])
+    with pytest.raises(RuntimeError, match="^no$"), ErrorOrigin(backends):
+        raise_through(["minisgl.x", "acme.model", "minisgl.layers.linear"], RuntimeError("no"))

@@ -92,7 +92,7 @@ class StepEngine(ABC):
     Attributes:
         limits: Its sizes.
         backends: Name of what serves each kind; empty where nobody was chosen.
-        picked: What serves them, some of it several times.
+        picked: The backends of these names; one that serves several phases stands there for each.
     """
 
     limits: EngineLimits

@@ -44,7 +44,7 @@ class EngineParts:
         prefill_graph_sizes: Ascending numbers of prompt tokens to capture.
         logits_processors: Of hooks and of the caller; applied to every row, in order.
         backends: Name of what serves each kind.
-        picked: What serves them.
+        picked: The backends of these names.
     """
 
     device: torch.device

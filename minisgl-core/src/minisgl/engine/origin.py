@@ -13,8 +13,12 @@ from minisgl.plugin.discovery import CORE
 from minisgl.plugin.isolation import describe
 from minisgl.plugin.selection import SelectedBackend
 
-# What a kernel does wrong, a later call of anybody reports.
-_OF_DEVICE = re.compile(r"cuda.{0,12}error|error.{0,3}cuda", re.IGNORECASE)
+# What a kernel does wrong, a later call of anybody reports, and all use the memory that is short.
+_OF_DEVICE = re.compile(
+    r"cuda.{0,12}error|error.{0,3}cuda|illegal memory access|misaligned address|launch failure"
+    r"|out of memory",
+    re.IGNORECASE,
+)
 
 
 class ErrorOrigin:
@@ -55,21 +59,24 @@ class ErrorOrigin:
         frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(traceback)]
         modules = frames[::-1]  # innermost first
         for depth, module in enumerate(modules):
-            found = [each for each in self._backends if _is_of(each, module)]
+            inside = [each for each in self._backends if _is_of(each, module)]
+            found = _entered(inside, modules[depth:])
             # All that the core computes is called by a model, whose fault it need not be.
-            if any(_is_in("minisgl", called) for called in modules[:depth]):
-                found = [each for each in found if each.kind != "model"]
-            if found:
-                return _name(found, modules[depth:])
+            is_below_core = any(_is_in("minisgl", called) for called in modules[:depth])
+            if found and not (is_below_core and any(each.kind == "model" for each in found)):
+                return _name(found)
         return ""
 
 
-def _name(backends: list[SelectedBackend], modules: list[str]) -> str:
-    """Name the one of a package's backends through which it was entered, or else the package."""
-    if len(backends) > 1:
-        inside = list(takewhile(lambda module: not _is_in("minisgl", module), modules))
-        homes = [module for module in inside if module in map(_module_of, backends)]
-        backends = [each for each in backends if _module_of(each) in homes[:1]] or backends
+def _entered(backends: list[SelectedBackend], modules: list[str]) -> list[SelectedBackend]:
+    """Leave the one of a package's backends that the core called, where modules tell it."""
+    inside = takewhile(lambda module: not _is_in("minisgl", module), modules)
+    homes = [module for module in inside if module in map(_module_of, backends)]
+    return [each for each in backends if _module_of(each) in homes[-1:]] or backends
+
+
+def _name(backends: list[SelectedBackend]) -> str:
+    """Name a backend, or else the distribution that several are of."""
     if len(backends) == 1:
         return backends[0].subject
     owners = {f"{each.distribution} {each.version}" for each in backends}

@@ -86,7 +86,7 @@ def check_server(url: BaseUrl) -> None:
     try:
         socket.create_connection((url.host, url.port), _TIMEOUT_S).close()
     except OSError as error:
-        raise _nobody(url, error) from error
+        raise _unreachable(url, error) from error
 
 
 def first_model(url: BaseUrl, key: str) -> str:
@@ -106,7 +106,7 @@ def first_model(url: BaseUrl, key: str) -> str:
         reason = f"{type(error).__name__}: {error}"
         raise SettingsError(f"{flag}: {asked}: no answer of OpenAI's API: {reason}") from error
     except OSError as error:
-        raise _nobody(url, error) from error
+        raise _unreachable(url, error) from error
     try:
         name = content["data"][0]["id"]
     except (LookupError, TypeError):
@@ -116,7 +116,7 @@ def first_model(url: BaseUrl, key: str) -> str:
     return name
 
 
-def _nobody(url: BaseUrl, error: OSError) -> SettingsError:
+def _unreachable(url: BaseUrl, error: OSError) -> SettingsError:
     return SettingsError(f"--url {url.text}: no server answers there: {error}")
 
 
