@@ -73,7 +73,8 @@ struct Fiber {
     bool has_started, is_done;
     std::deque<std::vector<Copy>> copy_groups;  // the last one is open
     std::deque<std::vector<std::function<void()>>> product_groups;  // of hopper_sim.h, likewise
-    std::vector<std::function<void()>> stores;                      // of tma_sim.h
+    std::deque<std::vector<std::function<void()>>> store_groups;    // of tma_sim.h, likewise
+    int num_stores;
     jmp_buf state;
     ucontext_t start;
     std::vector<char> stack;
@@ -200,7 +201,8 @@ inline void start(Fiber& fiber, Block& owner, int index, int num_threads) {
     fiber.has_started = fiber.is_done = false;
     fiber.copy_groups.clear();
     fiber.product_groups.clear();
-    fiber.stores.clear();
+    fiber.store_groups.clear();
+    fiber.num_stores = 0;
     if (fiber.stack.empty()) fiber.stack.resize(64 * 1024);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.data();

@@ -147,8 +147,8 @@ inline void load_box_for_both(uint4* to, const MatrixMap& from, int column, int 
     }
 }
 
-// Every second store happens at once, the others when the thread waits. Those nobody waits for are
-// lost.
+// Every second store happens at once, the others as late as a wait allows: in the meantime the box
+// must not change. Those nobody waits for are lost.
 inline void store_box(const MatrixMap& to, const uint4* from, int column, int row) {
     auto perform = [=] {
         auto* box = const_cast<uint4*>(from);
@@ -156,20 +156,21 @@ inline void store_box(const MatrixMap& to, const uint4* from, int column, int ro
             if (at) *reinterpret_cast<uint4*>(at) = *piece;
         });
     };
-    auto& stores = sim::device.current->stores;
-    if (stores.size() % 2 == 0) perform();
-    stores.push_back(perform);
+    auto& fiber = *sim::device.current;
+    if (fiber.store_groups.empty()) fiber.store_groups.emplace_back();
+    if (fiber.num_stores++ % 2 == 0) perform();
+    else fiber.store_groups.back().push_back(perform);
 }
-inline void end_store_group() {}
-inline void wait_for_stores() {
-    auto& stores = sim::device.current->stores;
-    for (size_t i = 1; i < stores.size(); i += 2) stores[i]();
-    stores.clear();
-}
+inline void end_store_group() { sim::device.current->store_groups.emplace_back(); }
 template <int N>
-inline void stores_to_be_read() {
-    wait_for_stores();
+inline void wait_until_read() {
+    auto& groups = sim::device.current->store_groups;
+    while (groups.size() > N + 1) {
+        for (auto& store : groups.front()) store();
+        groups.pop_front();
+    }
 }
+inline void wait_for_stores() { wait_until_read<0>(); }
 
 inline void store_matrices(uint4* line, const u32 (&pairs)[4]) {
     struct Pairs {

@@ -141,6 +141,20 @@ def test_scores_may_differ_by_little_or_by_much(
     assert_close(out, case.expected(q, batch), dtype, f"queries times {factor}", "attention")
 
 
+def test_scores_may_be_so_great_that_small_sums_with_them_are_rounded(loader: Loader) -> None:
+    # Between 2^27 and 2^28 (times log2(e)) float32 steps are 16: a later tile's score is one more.
+    case = AttentionCase(AttentionShape(1, 1, dtype=F16, max_seq_len=128))
+    q = torch.full((8, 1, 64), 4096.0, dtype=F16)
+    q[:, :, -1] = 1
+    for step in newest([128] * 8):
+        slots = torch.from_numpy(case.batches.slots(step._replace(cached_len=0)))
+        keys = torch.full((128, 1, 64), 4096.0, dtype=F16)
+        keys[:64, :, -1], keys[64:, :, -1] = 64 * step.row, 64 * step.row + 64
+        case.pool.k_slots(0)[slots] = keys
+    out = make(loader, case, num_sms=1).forward(q, 0, case.decode(newest([128] * 8)))
+    assert out.isfinite().all()
+
+
 def test_queries_that_are_not_aligned_are_copied(loader: Loader) -> None:
     case = AttentionCase(SHAPE)
     batch = case.decode(newest((37, 99)))

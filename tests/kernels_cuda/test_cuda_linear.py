@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -125,6 +127,16 @@ def test_each_weight_has_the_rows_at_which_the_library_was_slower(
 @pytest.mark.parametrize("shape", [*MODEL_SHAPES, (8, 8), (576, 1536), (128, 2048), (49_152, 576)])
 def test_batches_of_any_weight_have_a_form_that_fits(shape: tuple[int, int], rows: int) -> None:
     check_fits(batch_rule(*shape, rows, H200), shape, rows)
+
+
+# Many more outputs than multiprocessors, and fewer inputs than a block should have.
+@pytest.mark.parametrize("shape", [(15_300, 8), (32_000, 288), (151_936, 384), (262_144, 256)])
+@pytest.mark.parametrize("num_sms", [16, 132])
+def test_wide_weights_of_few_inputs_have_a_form_that_fits(
+    shape: tuple[int, int], num_sms: int
+) -> None:
+    for rows in (9, 16, 64):
+        check_fits(batch_rule(*shape, rows, replace(H200, num_sms=num_sms)), shape, rows)
 
 
 @pytest.mark.parametrize("shape", MODEL_SHAPES)

@@ -19,7 +19,7 @@ GROUP = 8
 """Query heads that are served together."""
 MAX_BLOCKS_PER_SM = 3
 _MAX_WARPS_PER_SM = 12  # that the kernels' registers leave room for
-_DEPTH = 2  # tiles in a warp's queue
+_DEPTH = 2  # of attention.cu: tiles in a warp's queue
 _RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, per block
 _TABLE_BYTES = 12  # per request, behind the queue
 # (Request, KV head) pairs per multiprocessor up to which one block is the best: a block has so

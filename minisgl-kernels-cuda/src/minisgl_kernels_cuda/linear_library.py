@@ -9,9 +9,9 @@ from torch import Tensor
 class LibraryLinear:
     """The product of a decode batch with a long weight, such as that of down.
 
-    cuBLAS divides the inputs of such a product over blocks and adds up the parts in a kernel of its
-    own behind them; cuBLASLt takes a kernel that needs no such. PyTorch goes there where it has a
-    bias to add, so it is given zeros.
+    cuBLAS splits the inputs of such a product over blocks (split-K) and adds up the parts in a
+    second kernel; cuBLASLt chooses one that needs none. PyTorch calls cuBLASLt where it has a bias
+    to add, so it is given zeros.
     """
 
     def __init__(self, weight: Tensor) -> None:

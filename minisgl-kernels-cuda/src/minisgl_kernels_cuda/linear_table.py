@@ -83,7 +83,7 @@ _MIN_WIDE_ROWS, _WIDE_INPUTS, _WIDE_SIZE, _WIDE_EVENNESS = 160, 1024, 32 << 20, 
 # cuBLASLt instead of cuBLAS: for long weights, with batches that are no longer few and not yet as
 # much to multiply as to read. It takes 0.87 to 0.92 of the time with 48 to 128 rows of 14B's down,
 # and is no quicker with 160 or with the other weights.
-_LIBRARY_ROWS, _LIBRARY_OUTPUTS, _LIBRARY_DEEP = range(33, 129), 4096, 3
+_LIBRARY_ROWS, _MIN_LIBRARY_OUTPUTS, _MIN_LIBRARY_DEPTH = range(33, 129), 4096, 3
 
 
 def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
@@ -142,7 +142,7 @@ def library_rows(n: int, k: int) -> range:
         n: Outputs.
         k: Inputs.
     """
-    is_long = n >= _LIBRARY_OUTPUTS and k >= _LIBRARY_DEEP * n
+    is_long = n >= _MIN_LIBRARY_OUTPUTS and k >= _MIN_LIBRARY_DEPTH * n
     return _LIBRARY_ROWS if is_long else range(0)
 
 
@@ -182,7 +182,11 @@ def batch_rule(n: int, k: int, rows: int, device: DeviceSize) -> BatchPlan:
     most = min(_BLOCKS_PER_SM * device.num_sms // num_tiles, num_steps)
     splits = max(s for s in (1, 2, 4, MAX_SPLITS) if s <= max(most, 1))
     # Long rings in fewer blocks, if these still are about one for each multiprocessor.
-    while num_steps < _MIN_STEPS * splits and num_tiles * splits // 2 > 0.9 * device.num_sms:
+    while (
+        splits > 1
+        and num_steps < _MIN_STEPS * splits
+        and num_tiles * splits // 2 > 0.9 * device.num_sms
+    ):
         splits //= 2
     blocks_per_sm = min(-(-num_tiles * splits // device.num_sms), _BLOCKS_PER_SM)
     # Large clusters do not fill every group of multiprocessors with one block on each.

@@ -16,9 +16,9 @@ _WHOLE_HEADS = (64, 128, 256)
 class QKVStage:
     """``qk_norm_rope_store`` of one element type.
 
-    The kernel may read positions, slots and the table of angles before work that was submitted
-    earlier has ended: they must have been written before the last kernel of the stream that was
-    launched without programmatic dependent launch, as a step's inputs are.
+    The kernel may read positions, slots, the table of angles and the weights of the norms before
+    work that was submitted earlier has ended: they must have been written before the last kernel of
+    the stream that was launched without programmatic dependent launch, as a step's inputs are.
     """
 
     def __init__(self, loader: Loader, dtype: torch.dtype) -> None:

@@ -60,7 +60,8 @@ class CudaKernelSettings(SettingsSection):
         default="auto",
         description="The kernels of products with more than 128 rows, as of a prefill or of a "
         "large batch: on compute capability 9.0, where they were measured to be no slower than "
-        "the library's; off: never. Read when weights are packed.",
+        "the library's, and cuBLASLt for long weights with 33 to 128 rows; off: neither. Read "
+        "when weights are packed.",
     )
 
 

@@ -128,6 +128,9 @@ class QKNormRopeStore(Protocol):
 class QKVInputs(NamedTuple):
     """What `QKNormRopeStore` needs beside the product.
 
+    All of it but the pools is a step's input or was loaded: a set may read it while work in front
+    of the op still runs, so a model does not compute it there.
+
     Attributes:
         num_qo_heads: Query heads of this rank.
         num_kv_heads: KV heads of this rank.

@@ -4,7 +4,7 @@
 // Terms are added in float32 and in order of the ranks, whoever adds them, so every rank gets the
 // same bits.
 #include "peers.cuh"
-#include "row_sum.cuh"
+#include "norm_parts.cuh"
 
 constexpr int PER_THREAD = 2;  // most pieces of a thread
 

@@ -27,8 +27,9 @@ struct Rows {
 #include "attention_operands_16.cuh"
 #endif
 
-// How much greater than what a warp's sums refer to a score may be before they refer to it: 2^8 times
-// the weight is as exact, and most tiles need no new sums and no word with the other lanes.
+// How much greater than the base of a warp's sums a score may be before it becomes their base, as in
+// FlashAttention 4: 2^8 times the weight is as exact, and most tiles need no new sums and no word with
+// the other lanes.
 constexpr float SLACK = 8.f;
 
 template <int D, int WARPS>
@@ -40,25 +41,25 @@ struct Shape {
     static constexpr int BLOCKS = 12 / WARPS;          // per multiprocessor, as plans count on
 };
 
-// What some keys come to: per head a great score (the greatest, or up to SLACK less), the sum of
-// 2^(score - great), and the values times these. TILES of the tiles, from any one on.
+// What some keys come to: per head a base (the greatest score, or up to SLACK less), the sum of
+// 2^(score - base), and the values times these. TILES of the tiles, from any one on.
 template <int TILES>
 struct Sums {
-    float great[2], sum[2];
+    float base[2], sum[2];
     float o[TILES][4];
 
     INLINE void clear() {
-        great[0] = great[1] = -INFINITE;
+        base[0] = base[1] = -INFINITE;
         sum[0] = sum[1] = 0.f;
 #pragma unroll
         for (int j = 0; j < TILES; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.f;
     }
 
-    // Refer to other great scores, which are finite and no smaller.
+    // Refer to other bases, which are finite and no smaller.
     INLINE void rescale(float first, float second) {
-        float scales[2] = {exp2_fast(great[0] - first), exp2_fast(great[1] - second)};
-        great[0] = first;
-        great[1] = second;
+        float scales[2] = {exp2_fast(base[0] - first), exp2_fast(base[1] - second)};
+        base[0] = first;
+        base[1] = second;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             sum[h] *= scales[h];
@@ -80,7 +81,7 @@ struct Sums {
 #pragma unroll
             for (int offset = 4; offset < 32; offset <<= 1)
                 both[h] = fmaxf(both[h], __shfl_xor_sync(FULL_WARP, both[h], offset));
-            both[h] = fmaxf(both[h], great[h]);
+            both[h] = fmaxf(both[h], base[h]);
         }
         rescale(both[0], both[1]);
     }
@@ -102,15 +103,15 @@ struct Sums {
         for (int j = 0; j < TILES; j++)
             to[(first + j) * 32 + lane] = make_float4(o[j][0], o[j][1], o[j][2], o[j][3]);
         if (first == 0 && lane < 4)
-            to[ALL * 32 + lane] = make_float4(great[0], great[1], sum[0], sum[1]);
+            to[ALL * 32 + lane] = make_float4(base[0], base[1], sum[0], sum[1]);
     }
 
     template <int ALL>
     INLINE void take(const float4* from, int first) {
         int lane = threadIdx.x % 32;
         float4 head = from[ALL * 32 + lane % 4];
-        great[0] = head.x;
-        great[1] = head.y;
+        base[0] = head.x;
+        base[1] = head.y;
         sum[0] = head.z;
         sum[1] = head.w;
 #pragma unroll
@@ -128,8 +129,7 @@ struct Sums {
     INLINE void add(const float4* from, int first) {
         Sums other;
         other.template take<ALL>(from, first);
-        float both[2] = {fmaxf(great[0], other.great[0]),
-                         fmaxf(great[1], other.great[1])};
+        float both[2] = {fmaxf(base[0], other.base[0]), fmaxf(base[1], other.base[1])};
         rescale(both[0], both[1]);
         other.rescale(both[0], both[1]);
 #pragma unroll
@@ -167,12 +167,13 @@ INLINE void attend(Sums<D / 16>& sums, const Queries<D>& q, const uint4* slot, i
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         w[i] = threadIdx.x % 32 / 4 + i / 2 * 8 < num_keys ? w[i] * scale : -INFINITE;
-        is_greater |= w[i] > sums.great[i % 2] + SLACK;
+        // Not w > base + SLACK: beyond 2^27 that sum is rounded, and the weight may be too large.
+        is_greater |= w[i] - sums.base[i % 2] > SLACK;
     }
     if (__any_sync(FULL_WARP, is_greater)) sums.refer_to(w);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        w[i] = exp2_fast(w[i] - sums.great[i % 2]);
+        w[i] = exp2_fast(w[i] - sums.base[i % 2]);
         sums.sum[i % 2] += w[i];
     }
     v.add(sums.o, Weights(w));

@@ -22,9 +22,11 @@ typedef long long i64;
 #include "instructions_sim.h"
 #else
 
-// Programmatic dependent launch: a kernel may start while the one before it still runs. Until
-// pdl_wait returns, a kernel may read only what no kernel writes (weights), and write nothing.
-// Every thread calls it, so that the end of this kernel implies the end of the one before.
+// Programmatic dependent launch: a kernel may start while the one before it still runs, and that one
+// while the one before it does. Until pdl_wait returns, a kernel may write nothing, and read only what
+// was there before the last kernel, copy or graph in front that does not call pdl_launch: weights and
+// the step's inputs. Every thread calls it, so that the end of this kernel implies the end of the one
+// before.
 INLINE void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -23,7 +23,7 @@ INLINE void add_bias(float (&sums)[4], const scalar* bias) {
 }
 
 // Of such sums, the two columns of the first line, or of the second.
-INLINE Floats<2> two(const float (&sums)[4], int line) {
+INLINE Floats<2> pair_of(const float (&sums)[4], int line) {
     return Floats<2>{sums[2 * line], sums[2 * line + 1]};
 }
 

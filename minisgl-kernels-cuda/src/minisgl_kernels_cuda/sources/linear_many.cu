@@ -95,9 +95,9 @@ INLINE void add_bias(Sums& sums, const Product<KIND>& p, int output) {
 // Two sums as they are stored: of outputs 8 j and 8 j + 1 and this thread's row, or 8 rows below.
 template <Activation KIND>
 INLINE u32 stored(const Sums& sums, int j, int half) {
-    Floats<2> values = two(sums[j], half);
+    Floats<2> values = pair_of(sums[j], half);
     if (KIND == NO_ACTIVATION) return as_word(narrow(values));
-    return as_word(gated(KIND, rounded(values), rounded(two(sums[j + OUTPUTS / 16], half))));
+    return as_word(gated(KIND, rounded(values), rounded(pair_of(sums[j + OUTPUTS / 16], half))));
 }
 
 // Write a warpgroup's results, 64 outputs at a time: one box is filled while the other one is read.
@@ -105,12 +105,13 @@ INLINE u32 stored(const Sums& sums, int j, int half) {
 template <Activation KIND>
 INLINE void finish(const Sums& sums, uint4* results, const MatrixMap& out, int row, int output,
                    int num_outputs) {
+    static_assert(Product<KIND>::WIDTH / 64 % BOXES == 0, "a tile begins with the first box");
     bool is_first = threadIdx.x % 128 == 0;
     int group = threadIdx.x / 128, line = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
 #pragma unroll
     for (int first = 0; first < Product<KIND>::WIDTH; first += 64) {
         uint4* box = results + first / 64 % BOXES * BOX;
-        if (is_first) stores_to_be_read<BOXES - 1>();
+        if (is_first) wait_until_read<BOXES - 1>();
         warpgroup_barrier(group);
 #pragma unroll
         for (int j = 0; j < LINE; j += 2) {

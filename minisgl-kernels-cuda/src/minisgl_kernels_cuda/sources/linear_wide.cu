@@ -87,8 +87,8 @@ INLINE void finish(Sums& sums, const Product& p, int row, int gate) {
         for (int half = 0; half < 2; half++)
             if (row + half * 8 < p.m)
                 *reinterpret_cast<Pack<2>*>(p.out + i64(row + half * 8) * num_outputs + output) =
-                    gated(SILU, rounded(two(sums[j], half)),
-                          rounded(two(sums[j + WIDTH / 8], half)));
+                    gated(SILU, rounded(pair_of(sums[j], half)),
+                          rounded(pair_of(sums[j + WIDTH / 8], half)));
     }
 }
 

@@ -2,7 +2,7 @@
 //
 // Rounding follows the torch ops: the sum with the residual is rounded before it is normed, the
 // quotient before it is multiplied by the weight.
-#include "row_sum.cuh"
+#include "norm_parts.cuh"
 
 struct Rows {
     i64 outer_stride, inner_stride;

@@ -3,9 +3,9 @@
 // Query heads are rotated in place; keys and values go to the pool. The norm rounds where the torch
 // op does; rotations are in float32 throughout.
 //
-// Positions and slots are read before the kernel in front has ended: like what decode attention
-// reads so, they are not written by kernels of this step that allow it.
-#include "row_sum.cuh"
+// Positions, slots, angles and the weights of norms are read before the kernel in front has ended (see
+// pdl_wait).
+#include "norm_parts.cuh"
 
 struct Step {
     scalar* qkv;

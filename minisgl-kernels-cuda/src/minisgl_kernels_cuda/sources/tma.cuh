@@ -109,7 +109,7 @@ INLINE void store_box(const MatrixMap& to, const uint4* from, int column, int ro
 }
 INLINE void end_store_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N>
-INLINE void stores_to_be_read() {
+INLINE void wait_until_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(N) : "memory");
 }
 INLINE void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
