@@ -81,9 +81,11 @@ _MANY_PLAIN_ROWS, _MANY_PLAIN_SIZE = 4096, 4096
 # library to be kept.
 _MIN_WIDE_ROWS, _WIDE_INPUTS, _WIDE_SIZE, _WIDE_EVENNESS = 160, 1024, 32 << 20, 0.85
 # cuBLASLt instead of cuBLAS: for long weights, with batches that are no longer few and not yet as
-# much to multiply as to read. It takes 0.87 to 0.92 of the time with 48 to 128 rows of 14B's down,
-# and is no quicker with 160 or with the other weights.
-_LIBRARY_ROWS, _MIN_LIBRARY_OUTPUTS, _MIN_LIBRARY_DEPTH = range(33, 129), 4096, 3
+# much to multiply as to read. It takes 0.86 to 0.93 of the time with 33 to 128 rows of 14B's down
+# (5120 outputs) and 0.87 to 0.92 with 48 to 96 of 4096 outputs, but 1.04 to 1.09 with 128 of these;
+# with 136 rows of 14B's it is slower, and with other weights they are alike.
+_MIN_LIBRARY_ROWS, _MIN_LIBRARY_OUTPUTS, _MIN_LIBRARY_DEPTH = 33, 4096, 3
+_MAX_LIBRARY_ROWS, _MORE_LIBRARY_ROWS, _MORE_LIBRARY_OUTPUTS = 96, 128, 5120
 
 
 def choose(n: int, k: int, rows: int, device: DeviceSize) -> Plan | None:
@@ -142,8 +144,10 @@ def library_rows(n: int, k: int) -> range:
         n: Outputs.
         k: Inputs.
     """
-    is_long = n >= _MIN_LIBRARY_OUTPUTS and k >= _MIN_LIBRARY_DEPTH * n
-    return _LIBRARY_ROWS if is_long else range(0)
+    if n < _MIN_LIBRARY_OUTPUTS or k < _MIN_LIBRARY_DEPTH * n:
+        return range(0)
+    most = _MORE_LIBRARY_ROWS if n >= _MORE_LIBRARY_OUTPUTS else _MAX_LIBRARY_ROWS
+    return range(_MIN_LIBRARY_ROWS, most + 1)
 
 
 def few_rule(n: int, k: int, rows: int, device: DeviceSize) -> FewPlan | None:
