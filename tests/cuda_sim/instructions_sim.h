@@ -359,7 +359,37 @@ inline T max(T a, T b) {
 inline float rsqrtf(float value) { return 1.f / std::sqrt(value); }
 inline float exp2_fast(float value) { return std::exp2(value); }
 
-inline void pdl_wait() {}
+// What the kernel in front writes late: not-a-numbers until all threads of a block wait for it.
+namespace sim {
+struct Late {
+    char* to;
+    std::vector<char> bytes;
+};
+inline std::vector<Late> late;
+inline bool is_written = true;
+
+inline void write_late() {
+    if (is_written) return;
+    for (auto& each : late) memcpy(each.to, each.bytes.data(), each.bytes.size());
+    is_written = true;
+}
+}  // namespace sim
+
+extern "C" __attribute__((used)) inline void sim_delay(char* to, u64 num_bytes) {
+    sim::late.push_back({to, {to, to + num_bytes}});
+    memset(to, 0xff, num_bytes);
+    sim::is_written = false;
+}
+extern "C" __attribute__((used)) inline void sim_end_delay() {
+    sim::write_late();
+    sim::late.clear();
+}
+
+inline void pdl_wait() {
+    if (sim::late.empty()) return;
+    sim::barrier();
+    sim::write_late();
+}
 inline void pdl_launch() {}
 typedef u64 Address;
 inline Address address_of(const void* at) { return reinterpret_cast<Address>(at); }

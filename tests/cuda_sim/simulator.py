@@ -7,7 +7,8 @@ import shutil
 import struct
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -61,24 +62,42 @@ class SimulatedLoader(Loader):
         self._folder = folder
         self._rank = rank
         self._turn = threading.Lock()
+        self._libraries: dict[Path, ctypes.CDLL] = {}
+
+    @contextmanager
+    def written_late(self, unit: Unit, *tensors: torch.Tensor) -> Iterator[None]:
+        """Let tensors be not-a-numbers until the next kernel waits for the one in front of it.
+
+        Args:
+            unit: Of the kernel, loaded for the tensors' type.
+            tensors: Contiguous.
+        """
+        library = self._libraries[self._built(unit, tensors[0].dtype)]
+        for tensor in tensors:
+            address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+            library.sim_delay(ctypes.c_void_p(address), ctypes.c_ulonglong(size))
+        yield
+        library.sim_end_delay()
 
     def load(self, unit: Unit, dtype: torch.dtype) -> Mapping[str, Launch]:
-        macro = macro_of(dtype)
-        built = self._folder / f"{unit.name}-{macro}.so"
+        built = self._built(unit, dtype)
         if not built.exists():
-            build(unit, macro, built)
+            build(unit, macro_of(dtype), built)
         if self._rank is not None:
             own = self._folder / f"{built.stem}-rank-{self._rank}.so"
             if not own.exists():  # one that is in use is not written
                 shutil.copy(built, own)
             built = own
-        library = ctypes.CDLL(str(built))
+        library = self._libraries[built] = ctypes.CDLL(str(built))
         return {
             name: SimulatedLaunch(
                 getattr(library, f"sim_{name}"), layout, self._turn, self._rank is None
             )
             for name, layout in unit.entries.items()
         }
+
+    def _built(self, unit: Unit, dtype: torch.dtype) -> Path:
+        return self._folder / f"{unit.name}-{macro_of(dtype)}.so"
 
     def matrix_map(self, address: int, num_rows: int, num_columns: int, box_rows: int) -> bytes:
         return struct.pack("=QQQQ96x", address, num_rows, num_columns, box_rows)
