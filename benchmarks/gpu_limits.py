@@ -62,10 +62,10 @@ class Bench:
         kernels: Products as the engine runs them.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, meter: PowerMeter) -> None:
         """Load the kernels; each call is timed for so many seconds."""
         self._seconds = seconds
-        self._meter = PowerMeter()
+        self._meter = meter
         self.loader: Loader = load()
         self.kernels = LinearKernels(
             self.loader, BF16, device_size(DEVICE), MAX_ROWS,
@@ -158,10 +158,6 @@ class Bench:
         seconds = self.seconds(f"attention, {num_reqs} x {CONTEXT}", calls, about_s, amount)
         return amount.size / seconds
 
-    def close(self) -> None:
-        """Stop what runs beside."""
-        self._meter.close()
-
 
 def between(points: Mapping[int, float], at: int) -> float:
     """Return the value at a number, on the line of the two ``points`` around it, or nearest."""
@@ -187,12 +183,12 @@ def main() -> None:
     args = parser.parse_args()
     require_gpus(parser)
     model, num_layers = MODELS[_MODEL_OF[args.shape]], SHAPES[args.shape]["num_hidden_layers"]
-    bench = Bench(args.seconds)
-    bench.read()
-    layers = {rows: bench.layer(model, rows) for rows in NUM_ROWS}
-    prompt_s = bench.layer(model, PROMPT_ROWS) / PROMPT_ROWS
-    rates = {n: bench.attention(model, n) for n in NUM_REQS}
-    bench.close()
+    with PowerMeter() as meter:
+        bench = Bench(args.seconds, meter)
+        bench.read()
+        layers = {rows: bench.layer(model, rows) for rows in NUM_ROWS}
+        prompt_s = bench.layer(model, PROMPT_ROWS) / PROMPT_ROWS
+        rates = {n: bench.attention(model, n) for n in NUM_REQS}
     prompts, max_tokens = workload()
     num_in = [len(prompt) for prompt in prompts]
     key_bytes = 2 * NUM_KV_HEADS * HEAD_DIM * BF16.itemsize

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -23,7 +23,7 @@ class Reading(NamedTuple):
 
 
 class PowerMeter:
-    """Samples the current device until it is closed."""
+    """Samples the current device, as a context manager."""
 
     def __init__(self) -> None:
         """Start nvidia-smi.
@@ -50,9 +50,14 @@ class PowerMeter:
         found = [reading for at, reading in samples if started <= at <= ended] or [samples[-1][1]]
         return Reading(fmean(each.watts for each in found), fmean(each.mhz for each in found))
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """It has begun already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Stop sampling."""
         self._process.terminate()
+        self._process.wait()
 
     def _read(self) -> None:
         assert self._process.stdout is not None, "it is a pipe"
