@@ -308,6 +308,8 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=4.2e12, help="bytes per second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.chosen and not args.many:
+        parser.error("--chosen goes with --many")
     require_gpus(parser)
     if args.many:
         many_rows = [int(r) for r in args.many_rows.split(",")]

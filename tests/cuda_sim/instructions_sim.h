@@ -513,12 +513,4 @@ inline uint4 load_matrices(Address row, bool is_turned = false) {
 }
 inline uint4 load_turned_matrices(Address row) { return load_matrices(row, true); }
 
-inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
-    u64 bytes = u64(high) << 32 | low;
-    u32 result = 0;
-    for (int i = 0; i < 4; i++)
-        result |= u32(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
-    return result;
-}
-
 inline int arrive(int* count) { return (*count)++; }

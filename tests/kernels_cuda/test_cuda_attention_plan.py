@@ -5,11 +5,29 @@ from __future__ import annotations
 import pytest
 
 from minisgl.errors import PluginError
-from minisgl_kernels_cuda.attention_plan import AttentionPlan, choose_plan, fit_plan
-from minisgl_kernels_cuda.units import DeviceSize
+from minisgl_kernels_cuda.attention_plan import (
+    GROUP,
+    QUEUE_DEPTH,
+    TILE_KEYS,
+    AttentionPlan,
+    choose_plan,
+    fit_plan,
+)
+from minisgl_kernels_cuda.units import DeviceSize, read_sources
 
 H200 = DeviceSize(132, 227 << 10, "sm_90a")
 BF16_KEY, F32_KEY = 256, 512  # bytes of a head dimension of 128
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("attention.cu", "DEPTH", QUEUE_DEPTH), ("attention_tile.cuh", "KEYS", TILE_KEYS),
+        ("attention_tile.cuh", "GROUP", GROUP),
+    ],
+)  # fmt: skip
+def test_plans_count_with_the_sizes_of_the_kernel(file: str, name: str, value: int) -> None:
+    assert f"constexpr int {name} = {value};" in read_sources()[file]
 
 
 def test_ends_count_only_where_blocks_have_many_chunks() -> None:

@@ -18,8 +18,9 @@ TILE_KEYS = 16
 GROUP = 8
 """Query heads that are served together."""
 MAX_BLOCKS_PER_SM = 3
+QUEUE_DEPTH = 2
+"""Tiles in a warp's queue; ``DEPTH`` of ``attention.cu``."""
 _MAX_WARPS_PER_SM = 12  # that the kernels' registers leave room for
-_DEPTH = 2  # of attention.cu: tiles in a warp's queue
 _RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, per block
 _TABLE_BYTES = 12  # per request, behind the queue
 # (Request, KV head) pairs per multiprocessor up to which one block is the best: a block has so
@@ -59,7 +60,7 @@ class AttentionPlan:
             num_reqs: Rows of the batch.
             key_bytes: Of one key of one head.
         """
-        queue = _DEPTH * self.chunk_keys * 2 * key_bytes
+        queue = QUEUE_DEPTH * self.chunk_keys * 2 * key_bytes
         return queue + _TABLE_BYTES * num_reqs
 
 
