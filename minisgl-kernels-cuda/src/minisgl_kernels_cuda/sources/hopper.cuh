@@ -57,14 +57,14 @@ INLINE void products_pending() {
 // apart, and pieces are swizzled over 128 bytes. The address counts pieces, so that a matrix i
 // pieces further has the operand plus i.
 INLINE Operand operand(const uint4* at) {
-    u64 address = u64(__cvta_generic_to_shared(at));
+    u64 address = u64(address_of(at));
     return address >> 4 | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
 
 // The same of a right matrix whose lines are its rows, 64 columns each, of which the next 64 begin
 // `half` pieces further.
 INLINE Operand operand_of_columns(const uint4* at, int half) {
-    u64 address = u64(__cvta_generic_to_shared(at));
+    u64 address = u64(address_of(at));
     return address >> 4 | u64(half) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
 
@@ -169,7 +169,7 @@ INLINE void cluster_leave() {
 
 // What lies at the same place of shared memory in the block `rank` of the cluster.
 INLINE uint4 cluster_read(const uint4* at, int rank) {
-    u32 here = u32(__cvta_generic_to_shared(at)), there;
+    u32 here = address_of(at), there;
     uint4 value;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
     asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
