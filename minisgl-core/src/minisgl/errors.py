@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 
 class MinisglError(Exception):
     """Base of every error that minisgl raises on purpose."""
@@ -57,3 +59,17 @@ class CommError(MinisglError):
 
 class WorkerError(MinisglError):
     """A worker process could not start, or died; the message gives the cause."""
+
+
+def log_in_full(logger: logging.Logger, error: MinisglError) -> None:
+    """Log an error with its traceback, for a process that ends because of it.
+
+    Users need its message, so the traceback is for DEBUG. That of a `BackendError` is an ERROR: the
+    plugin's author has to find out why.
+
+    Args:
+        logger: Of whoever caught it.
+        error: What was caught.
+    """
+    level = logging.ERROR if isinstance(error, BackendError) else logging.DEBUG
+    logger.log(level, "the error in full", exc_info=error)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from minisgl.cli.output import checked_output
 from minisgl.cli.quiet_start import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, end_quiet_start
-from minisgl.errors import BackendError, MinisglError, RequestError, SettingsError
+from minisgl.errors import MinisglError, RequestError, SettingsError, log_in_full
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,5 @@ def _run(argv: Sequence[str] | None) -> int:
 def _complain(error: MinisglError, code: int) -> int:
     for line in str(error).splitlines():
         sys.stderr.write(f"minisgl: {line}\n")
-    level = logging.ERROR if isinstance(error, BackendError) else logging.DEBUG
-    logger.log(level, "the error in full", exc_info=error)
+    log_in_full(logger, error)
     return code

@@ -15,7 +15,7 @@ import zmq
 from tqdm import tqdm
 
 from minisgl.config.load import Settings
-from minisgl.errors import BackendError, MinisglError
+from minisgl.errors import MinisglError, log_in_full
 from minisgl.message.codec import Codec
 from minisgl.message.lifecycle import FailedMsg, ReadyMsg, WorkerReport
 from minisgl.message.queues import PullQueue, PushQueue
@@ -56,8 +56,7 @@ def run_worker(spec: WorkerSpec, connection: Connection) -> None:
     try:
         _serve(spec, codec, report)
     except MinisglError as error:
-        level = logging.ERROR if isinstance(error, BackendError) else logging.DEBUG
-        logger.log(level, "the error in full", exc_info=error)
+        log_in_full(logger, error)
         report(FailedMsg(type(error).__name__, str(error), is_ours=True))
         _leave(1)
     except BaseException as error:
