@@ -29,7 +29,7 @@ class Simulated:
     loader: Loader
 
     def __new__(cls, config: AttentionConfig) -> AttentionBackend:  # type: ignore[misc]  # a factory
-        return combine(replace(config, qkv_set="cuda"), cls.loader, DEVICE)
+        return combine(config, cls.loader, DEVICE)
 
 
 @pytest.mark.parametrize("spec", ["DECODE", "PREFILL"])

@@ -94,22 +94,6 @@ def test_decode_attention_waits_for_queries_and_newest_keys(
     assert_close(out, case.expected(q, batch), BF16, "what comes late is waited for", "attention")
 
 
-@pytest.mark.parametrize("lengths", [(1,), (64, 1, 257), (16, 17, 130, 320, 5)], ids=str)
-@pytest.mark.parametrize("num_sms", [1, 3])
-def test_decode_attention_waits_for_raw_heads(
-    loader: SimulatedLoader, num_sms: int, lengths: tuple[int, ...]
-) -> None:
-    case = AttentionCase(SHAPE)
-    device, config = DeviceSize(num_sms, 227 << 10, "sm_90"), case.config(qkv_set="cuda")
-    backend = DecodeAttention(config, loader, device, lambda *_: AttentionPlan(4, 1))
-    batch = case.decode(newest(lengths))
-    raw = case.raw(batch)
-    with loader.written_late(ATTENTION, raw.qkv):
-        out = backend.forward_raw(raw.qkv, raw.inputs, 0, batch)
-    assert out is not None
-    assert_close(out, case.expected(raw.q, batch), BF16, "raw heads are waited for", "attention")
-
-
 @pytest.mark.parametrize(
     ("unit", "rows", "is_gated"),
     [

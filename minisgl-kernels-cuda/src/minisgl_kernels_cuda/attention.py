@@ -10,7 +10,6 @@ from torch import Tensor
 
 from minisgl.attention.contract import AttentionBackend, AttentionConfig
 from minisgl.core import Batch
-from minisgl.ops.contract import QKVInputs
 from minisgl_kernels_cuda.attention_plan import (
     GROUP,
     LOG2_E,
@@ -19,27 +18,18 @@ from minisgl_kernels_cuda.attention_plan import (
     aligned_queries,
     choose_plan,
     fit_plan,
-    is_aligned,
 )
 from minisgl_kernels_cuda.attention_prefill import PrefillAttention
 from minisgl_kernels_cuda.compiler import Compiler
 from minisgl_kernels_cuda.driver import DeviceLoader, device_size
 from minisgl_kernels_cuda.plugin import MAX_PREFILL_RATIO
 from minisgl_kernels_cuda.settings import CudaKernelSettings, cache_folder
-from minisgl_kernels_cuda.units import (
-    ATTENTION,
-    ATTENTION_PREFILL,
-    DeviceSize,
-    Launch,
-    Loader,
-    address_of,
-)
+from minisgl_kernels_cuda.units import ATTENTION, ATTENTION_PREFILL, DeviceSize, Launch, Loader
 
 _LANES = 32
 _TILE_DIMS = 16  # of the head dimension, in the sums that blocks leave for each other
 _FLOATS_BESIDE = 16  # greatest scores and sums of weights of 8 heads
 _MIN_PDL = (9, 0)
-_KERNEL_SET = "cuda"
 
 PlanChoice = Callable[[int, int], AttentionPlan]
 """Like `choose_plan`."""
@@ -53,26 +43,6 @@ class _Layer:
     v: int
     scale: float
     window: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    """How a launch turns raw heads into queries and keys: addresses, and the norms' epsilon.
-
-    Attributes:
-        q_norm: Of the weight, 0 for none.
-        k_norm: Likewise.
-        cos_sin: Of the table of angles; 0: heads are ready.
-        eps: Of the norms.
-    """
-
-    q_norm: int
-    k_norm: int
-    cos_sin: int
-    eps: float
-
-
-_READY = _Raw(0, 0, 0, 0.0)
 
 
 class DecodeAttention(AttentionBackend):
@@ -139,49 +109,21 @@ class DecodeAttention(AttentionBackend):
 
     def forward_into(self, out: Tensor, q: Tensor, layer_id: int, batch: Batch) -> None:
         """Attend into ``out``; see `AttentionBackend.forward_into`."""
-        self._launch(out, aligned_queries(q), layer_id, batch, _READY)
-
-    def forward_raw(
-        self, qkv: Tensor, inputs: QKVInputs, layer_id: int, batch: Batch
-    ) -> Tensor | None:
-        """Norm, rotate, store and attend; see `AttentionBackend.forward_raw`.
-
-        The newest key's place comes from lengths and page table, as do positions: those in
-        ``inputs`` are the same. Heads that are rotated in part are left to the op, and so is
-        everything where the user chose another set's.
-        """
-        config = self._config
-        q = qkv[:, : config.num_qo_heads * config.head_dim].unflatten(1, (-1, config.head_dim))
-        is_whole = inputs.cos_sin_cache.shape[1] == config.head_dim
-        has_norms = (inputs.q_norm is None) == (inputs.k_norm is None)
-        is_own = config.qkv_set == _KERNEL_SET
-        if not (is_own and is_whole and has_norms and is_aligned(q)):
-            return None
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        raw = _Raw(
-            address_of(inputs.q_norm), address_of(inputs.k_norm), inputs.cos_sin_cache.data_ptr(),
-            inputs.eps,
-        )  # fmt: skip
-        self._launch(out, q, layer_id, batch, raw)
-        return out
-
-    def _launch(self, out: Tensor, q: Tensor, layer_id: int, batch: Batch, raw: _Raw) -> None:
-        """Attend with aligned queries, behind which there are keys and values if they are raw."""
         config, layer = self._config, self._layers[layer_id]
         assert batch.table_idx is not None, "the engine sets table_idx"
         assert batch.seq_lens is not None, "the engine sets seq_lens"
         num_reqs = q.shape[0]
+        q = aligned_queries(q)
         launch, plan, num_blocks, shared_bytes = self._plan(num_reqs)
         page_table = config.context.page_table
         launch(
             (num_blocks, 1), (plan.warps * _LANES, 1),
             out.data_ptr(), q.data_ptr(), layer.k, layer.v, page_table.data_ptr(),
             batch.table_idx.data_ptr(), batch.seq_lens.data_ptr(),
-            self._partials.data_ptr(), self._arrived.data_ptr(),
-            raw.q_norm, raw.k_norm, raw.cos_sin, q.stride(0),
+            self._partials.data_ptr(), self._arrived.data_ptr(), q.stride(0),
             page_table.shape[1], self._page_size, self._page_shift, num_reqs,
             config.num_kv_heads, self._ratio, layer.window, plan.has_ends,
-            layer.scale, raw.eps,
+            layer.scale,
             shared_bytes=shared_bytes,
         )  # fmt: skip
 
@@ -235,12 +177,6 @@ class CudaAttention(AttentionBackend):
         """Attend into ``out``; see `AttentionBackend.forward_into`."""
         backend = self.decode if batch.is_decode else self.prefill
         backend.forward_into(out, q, layer_id, batch)
-
-    def forward_raw(
-        self, qkv: Tensor, inputs: QKVInputs, layer_id: int, batch: Batch
-    ) -> Tensor | None:
-        """Attend to raw heads in decode; see `AttentionBackend.forward_raw`."""
-        return self.decode.forward_raw(qkv, inputs, layer_id, batch) if batch.is_decode else None
 
     def init_graph(self, max_batch_size: int) -> None:
         """Nothing to get ready."""

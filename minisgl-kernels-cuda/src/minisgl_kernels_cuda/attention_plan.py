@@ -110,10 +110,6 @@ def aligned_queries(q: Tensor) -> Tensor:
     Args:
         q: ``[num_tokens, num_qo_heads, head_dim]``.
     """
-    return q if is_aligned(q) else q.clone(memory_format=torch.contiguous_format)
-
-
-def is_aligned(q: Tensor) -> bool:
-    """Whether queries are as `aligned_queries` returns them."""
     is_dense = q.stride(2) == 1 and q.stride(1) == q.shape[2]
-    return is_dense and q.stride(0) * q.element_size() % 16 == 0 and q.data_ptr() % 16 == 0
+    is_aligned = q.stride(0) * q.element_size() % 16 == 0 and q.data_ptr() % 16 == 0
+    return q if is_dense and is_aligned else q.clone(memory_format=torch.contiguous_format)

@@ -23,7 +23,6 @@ from minisgl_kernels_cuda.units import (
     DeviceSize,
     Launch,
     Loader,
-    address_of,
 )
 
 _FEW_THREADS = 256
@@ -249,6 +248,6 @@ class CudaLinear:
         of = self._of
         form.launch(
             form.grid, form.block, out.data_ptr(), x.data_ptr(), of.weight.data_ptr(),
-            address_of(of.bias), num_rows, self._n, self._k,
+            0 if of.bias is None else of.bias.data_ptr(), num_rows, self._n, self._k,
             self._activation, *form.tail, shared_bytes=form.shared_bytes, cluster=form.cluster,
         )  # fmt: skip

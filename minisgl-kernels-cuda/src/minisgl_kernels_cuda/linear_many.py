@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minisgl.ops.contract import GatedActivation
-from minisgl_kernels_cuda.units import LINEAR_MANY, DeviceSize, Loader, address_of
+from minisgl_kernels_cuda.units import LINEAR_MANY, DeviceSize, Loader
 
 _THREADS = 384
 _CLUSTER = 2  # blocks, which take tiles of the same outputs
@@ -67,7 +67,7 @@ class ManyLinear:
         self._matrix_map = kernels.matrix_map
         self._max_clusters = kernels.max_clusters
         self._weight_map = self._matrix_map(weight.data_ptr(), self._n, self._k, _BOX_ROWS)
-        self._bias = address_of(bias)
+        self._bias = 0 if bias is None else bias.data_ptr()
 
     def __call__(self, out: Tensor, x: Tensor, num_rows: int) -> None:
         """Write the product.

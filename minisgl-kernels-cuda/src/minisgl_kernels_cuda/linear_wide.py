@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minisgl_kernels_cuda.units import LINEAR_WIDE, DeviceSize, Loader, address_of
+from minisgl_kernels_cuda.units import LINEAR_WIDE, DeviceSize, Loader
 
 MAX_WIDE_ROWS = 192
 """Most rows that the kernel takes."""
@@ -66,7 +66,7 @@ class WideLinear:
         self._matrix_map = kernel.matrix_map
         self._num_blocks = _CLUSTER * min(_num_pairs(self._n), kernel.max_clusters)
         self._weight_map = self._matrix_map(weight.data_ptr(), self._n, self._k, _TILE_GATES)
-        self._bias = address_of(bias)
+        self._bias = 0 if bias is None else bias.data_ptr()
 
     def __call__(self, out: Tensor, x: Tensor, num_rows: int) -> None:
         """Write the product.

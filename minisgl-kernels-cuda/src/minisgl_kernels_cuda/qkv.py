@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from minisgl.ops.contract import QKVInputs
-from minisgl_kernels_cuda.units import QKV, Loader, address_of, piece_size
+from minisgl_kernels_cuda.units import QKV, Loader, piece_size
 
 _THREADS = 128
 _WARP = 32
@@ -47,10 +47,14 @@ class QKVStage:
             num_threads = num_tokens * (num_qo + 2 * num_kv) * lanes
             launch(
                 (-(-num_threads // _THREADS), 1), (_THREADS, 1),
-                qkv.data_ptr(), address_of(inputs.q_norm), address_of(inputs.k_norm),
+                qkv.data_ptr(), _address(inputs.q_norm), _address(inputs.k_norm),
                 inputs.positions.data_ptr(), inputs.cos_sin_cache.data_ptr(),
                 inputs.k_pool.data_ptr(), inputs.v_pool.data_ptr(), inputs.out_loc.data_ptr(),
                 qkv.stride(0), num_tokens, num_qo, num_kv, head_dim, rotary_dim, inputs.eps,
             )  # fmt: skip
         q: Tensor = qkv[:, : num_qo * head_dim].unflatten(1, (num_qo, head_dim))
         return q
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()

@@ -134,11 +134,6 @@ class Loader(ABC):
         """
 
 
-def address_of(x: torch.Tensor | None) -> int:
-    """Return where a tensor begins, as kernels take it: 0 for none."""
-    return 0 if x is None else x.data_ptr()
-
-
 def piece_size(dtype: torch.dtype) -> int:
     """Return how many elements 16 bytes hold."""
     return 16 // dtype.itemsize
@@ -209,11 +204,7 @@ LINEAR_WIDE = Unit(
 )
 ATTENTION = Unit(
     "attention",
-    {
-        f"attention_{dim}_{warps}": "PPPPPPPPPPPPqiiiiiiiiff"
-        for dim in (64, 128)
-        for warps in (4, 8)
-    },
+    {f"attention_{dim}_{warps}": "PPPPPPPPPqiiiiiiiif" for dim in (64, 128) for warps in (4, 8)},
     max_shared_bytes=207 * 1024,
 )
 ATTENTION_PREFILL = Unit(

@@ -1,8 +1,7 @@
 """The attention contract: what the engine asks of a backend, and what it promises it.
 
 The KV of the tokens being computed is already in the pool when ``forward`` is called: layers store
-it through the kernel table (``store_kv`` or a fused op), so a backend only attends. One that has a
-kernel for both may take the q/k/v product itself (``forward_raw``).
+it through the kernel table (``store_kv`` or a fused op), so a backend only attends.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from minisgl.core import Batch, Context
-    from minisgl.ops.contract import QKVInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,6 @@ class AttentionConfig:
         max_running_reqs: Most requests of a batch.
         max_seq_len: Most tokens of a request.
         settings: The backend's own settings section, or ``None``.
-        qkv_set: The kernel set that ``qk_norm_rope_store`` comes from. A backend does the work of
-            its own set's op in `AttentionBackend.forward_raw`, not that of one the user chose
-            instead; empty where there is no table of ops.
     """
 
     context: Context
@@ -66,7 +61,6 @@ class AttentionConfig:
     max_running_reqs: int
     max_seq_len: int
     settings: BaseModel | None = None
-    qkv_set: str = ""
 
 
 class AttentionBackend(ABC):
@@ -120,24 +114,6 @@ class AttentionBackend(ABC):
             batch: The batch.
         """
         out.copy_(self.forward(q, layer_id, batch))
-
-    def forward_raw(
-        self, qkv: torch.Tensor, inputs: QKVInputs, layer_id: int, batch: Batch
-    ) -> torch.Tensor | None:
-        """Do what ``qk_norm_rope_store`` does and `forward` behind it, in one; optional.
-
-        Args:
-            qkv: ``[num_tokens, (num_qo_heads + 2 * num_kv_heads) * head_dim]``, the product; may
-                be changed, unless ``None`` is returned.
-            inputs: What the op needs beside it.
-            layer_id: See `forward`.
-            batch: See `forward`.
-
-        Returns:
-            What `forward` returns; or ``None`` if nothing was done, because this batch is left to
-            the op and `forward`.
-        """
-        return None
 
     def init_graph(self, max_batch_size: int) -> None:
         """Get ready for decode graphs of up to ``max_batch_size`` rows.

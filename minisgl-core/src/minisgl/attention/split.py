@@ -6,7 +6,6 @@ import torch
 
 from minisgl.attention.contract import AttentionBackend
 from minisgl.core import Batch
-from minisgl.ops.contract import QKVInputs
 from minisgl.plugin.spec import SMALL_DECODE_REQS
 
 
@@ -41,12 +40,6 @@ class SplitAttentionBackend(AttentionBackend):
     def forward_into(self, out: torch.Tensor, q: torch.Tensor, layer_id: int, batch: Batch) -> None:
         """Attend with the backend of this batch, into ``out``."""
         self._of(batch).forward_into(out, q, layer_id, batch)
-
-    def forward_raw(
-        self, qkv: torch.Tensor, inputs: QKVInputs, layer_id: int, batch: Batch
-    ) -> torch.Tensor | None:
-        """Let the backend of this batch take the q/k/v product, if it does."""
-        return self._of(batch).forward_raw(qkv, inputs, layer_id, batch)
 
     def init_graph(self, max_batch_size: int) -> None:
         """Get the decode backends ready for graphs."""

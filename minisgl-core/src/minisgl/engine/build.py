@@ -272,7 +272,6 @@ class _Builder:
             layers=model.layers_attention,
             max_running_reqs=self._settings.engine.max_running_requests,
             max_seq_len=max_seq_len,
-            qkv_set=ctx.kernels.sources["qk_norm_rope_store"],
         )
         chosen = self._backends.attention
         parts = (chosen.prefill, chosen.decode, chosen.large_decode)

@@ -94,11 +94,8 @@ class Attention(BaseOP):
             batch.out_loc,
             rope.rows,
         )
-        qkv = self.qkv_proj.forward(x)
-        attended = ctx.attn_backend.forward_raw(qkv, inputs, self._layer_id, batch)
-        if attended is None:
-            q = self._qk_norm_rope_store(qkv, inputs)
-            attended = ctx.attn_backend.forward(q, self._layer_id, batch)
+        q = self._qk_norm_rope_store(self.qkv_proj.forward(x), inputs)
+        attended = ctx.attn_backend.forward(q, self._layer_id, batch)
         if rows is not None:
             attended = attended.index_select(0, rows)
         return attended.flatten(1)

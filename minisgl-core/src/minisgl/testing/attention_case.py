@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +13,8 @@ from torch import Tensor
 from minisgl.attention.contract import AttentionConfig, LayerAttention
 from minisgl.core import Batch, Context
 from minisgl.kvcache.pool import KVPool, PoolShape
-from minisgl.ops.contract import QKVInputs
 from minisgl.testing.paged_batches import PagedBatches, Step, scattered_pages
-from minisgl.testing.reference import attend, rms_norm, rope
+from minisgl.testing.reference import attend
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -52,24 +51,6 @@ class AttentionShape:
     max_reqs: int = 8
 
 
-class RawHeads(NamedTuple):
-    """New tokens as the q/k/v product leaves them, and what is to become of them.
-
-    Attributes:
-        qkv: ``[num_tokens, (num_qo_heads + 2 * num_kv_heads) * head_dim]``.
-        inputs: What `minisgl.ops.contract.QKNormRopeStore` takes beside it.
-        q: ``[num_tokens, num_qo_heads, head_dim]``, normed and rotated.
-        k: ``[num_tokens, num_kv_heads, head_dim]``, likewise.
-        v: The same shape.
-    """
-
-    qkv: Tensor
-    inputs: QKVInputs
-    q: Tensor
-    k: Tensor
-    v: Tensor
-
-
 class AttentionCase:
     """A context whose pool holds random keys and values of ``max_reqs`` requests.
 
@@ -102,7 +83,7 @@ class AttentionCase:
         self.context.kv_pool = self.pool
         self.context.page_table = self.batches.device_table
 
-    def config(self, settings: BaseModel | None = None, qkv_set: str = "") -> AttentionConfig:
+    def config(self, settings: BaseModel | None = None) -> AttentionConfig:
         """Return what a backend is built with."""
         shape = self.shape
         return AttentionConfig(
@@ -116,7 +97,6 @@ class AttentionCase:
             max_running_reqs=shape.max_reqs,
             max_seq_len=shape.max_seq_len,
             settings=settings,
-            qkv_set=qkv_set,
         )
 
     def layer(self, layer_id: int) -> LayerAttention:
@@ -139,43 +119,13 @@ class AttentionCase:
         qkv = self._randn(num_tokens, num_heads, shape.head_dim)
         return qkv[:, : shape.num_qo_heads]  # [num_tokens, num_qo_heads, head_dim]
 
-    def raw(self, batch: Batch, layer_id: int = 0, has_norm: bool = True) -> RawHeads:
-        """Return random heads of a batch's new tokens, whose places in the pool hold garbage.
-
-        What becomes of their keys and values is the truth from now on.
-        """
-        shape = self.shape
-        assert batch.positions is not None, "made by this class"
-        assert batch.out_loc is not None, "made by this class"
-        num_heads = (shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads)
-        heads = self._randn(len(batch.positions), sum(num_heads), shape.head_dim)
-        q, k, v = heads.split(num_heads, dim=1)
-        q_norm, k_norm = 1 + self._randn(2, shape.head_dim) / 4 if has_norm else (None, None)
-        angles = torch.rand(shape.max_seq_len, shape.head_dim // 2, generator=self._random) * 7
-        cos_sin_cache = torch.cat((angles.cos(), angles.sin()), dim=1).to(self.device)
-        pools = self.pool.k_slots(layer_id), self.pool.v_slots(layer_id)
-        inputs = QKVInputs(
-            shape.num_qo_heads, shape.num_kv_heads, shape.head_dim, q_norm, k_norm, 1e-6,
-            batch.positions, cos_sin_cache, *pools, batch.out_loc,
-        )  # fmt: skip
-        for pool in pools:
-            pool[batch.out_loc] = GARBAGE
-        ready = [
-            rope(x if w is None else rms_norm(x, w, inputs.eps), batch.positions, cos_sin_cache)
-            for x, w in ((q, q_norm), (k, k_norm))
-        ]
-        q, k = (x.to(shape.dtype) for x in ready)
-        start = 0
-        for row, cached_len, seq_len in _steps(batch):
-            new = slice(start, start + seq_len - cached_len)
-            self._keys[layer_id, row, cached_len:seq_len] = k[new]
-            self._values[layer_id, row, cached_len:seq_len] = v[new]
-            start = new.stop
-        return RawHeads(heads.flatten(1), inputs, q, k, v)
-
     def expected(self, q: Tensor, batch: Batch, layer_id: int = 0) -> Tensor:
         """Return the true result for the requests of a batch; padding is left out."""
-        return self.expected_of(q, _steps(batch), layer_id)
+        host = batch.host
+        assert host is not None, "made by this class"
+        table = (host.table_idx, host.cached_lens, host.seq_lens)
+        steps = [Step(*map(int, row)) for row in zip(*table, strict=True)]
+        return self.expected_of(q, steps, layer_id)
 
     def expected_of(self, q: Tensor, steps: Sequence[Step], layer_id: int = 0) -> Tensor:
         """Return the true result of steps, ``[num_tokens, num_qo_heads, head_dim]`` float64."""
@@ -216,11 +166,3 @@ class AttentionCase:
 
     def _randn(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self._random).to(self.device, self.shape.dtype)
-
-
-def _steps(batch: Batch) -> list[Step]:
-    """Return what the requests of a batch do; padding is left out."""
-    host = batch.host
-    assert host is not None, "made by AttentionCase"
-    table = (host.table_idx, host.cached_lens, host.seq_lens)
-    return [Step(*map(int, row)) for row in zip(*table, strict=True)]

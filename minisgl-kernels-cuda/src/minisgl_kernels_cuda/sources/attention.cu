@@ -11,16 +11,16 @@
 // queue in shared memory that is always two tiles deep, across the ends of requests too. At the
 // end of a (request, head) the warps' sums are merged. If other blocks have parts of it, the block
 // leaves its sums in global memory, and the last one to arrive merges them all.
-#include "attention_raw.cuh"
+#include "attention_tile.cuh"
 
 constexpr int DEPTH = 2;  // of a warp's queue, in tiles
 
 // Everything the step consists of; the same for all blocks.
 struct Step {
     scalar* out;             // [num_reqs, num_kv_heads * ratio, D]
-    const scalar* q;         // the same, tokens q_stride apart; raw k and v behind raw q
-    scalar* k;               // [slots, num_kv_heads, D]
-    scalar* v;
+    const scalar* q;         // the same, tokens q_stride apart
+    const scalar* k;         // [slots, num_kv_heads, D]
+    const scalar* v;
     const int* page_table;   // [rows, max_pages]
     const int* rows;         // [num_reqs] in page_table
     const int* seq_lens;     // [num_reqs] with the newest token
@@ -31,7 +31,6 @@ struct Step {
     int num_reqs, num_kv_heads, ratio, window;
     int ends;                // 1 where ends stand in the row of chunks, or 0
     float scale;             // of scores, times log2(e)
-    Raw raw;
     // Up to 8 query heads of a KV head are served together.
     INLINE int groups() const { return (ratio + GROUP - 1) / GROUP; }
     INLINE int heads() const { return num_kv_heads * groups(); }
@@ -161,8 +160,8 @@ INLINE Lookup look_up(const Step& s, const Place& p) {
     return Lookup{p.pages[page], key - page * s.page_size};
 }
 
-// The newest key of a request is written by the kernel in front of this one, or is raw; the others
-// were written by earlier steps.
+// The newest key of a request is written by the kernel in front of this one, the others by
+// earlier steps.
 enum Keys { ALL, OLD, NEWEST };
 
 // Start copying a lane's share of a tile. Where keys of the tile lie behind the request's end, which
@@ -186,34 +185,9 @@ INLINE void enqueue(uint4* slot, const Step& s, const Place& p, const Lookup& fo
     }
 }
 
-// Put the newest key of a request and its value, which are raw, into the slot of their tile and into
-// the pool. Groups of query heads that share a KV head all do so.
-template <int D, int WARPS>
-INLINE void put_newest(uint4* slot, const Step& s, const Place& p, const Lookup& found) {
-    constexpr int PIECES = D / PIECE;
-    Tile tile = tile_of<WARPS>(p);
-    int key = tile.len - 1 - tile.first;
-    i64 place = __shfl_sync(FULL_WARP, found.page * s.page_size + found.offset, key);
-    const scalar* heads = s.q + p.req * s.q_stride + i64(s.num_kv_heads) * s.ratio * D;
-#pragma unroll
-    for (int first = 0; first < 2 * PIECES; first += 32) {
-        int index = first + threadIdx.x % 32, piece = index % PIECES;
-        bool is_value = index / PIECES % 2;
-        i64 head = p.head + (is_value ? s.num_kv_heads : 0);
-        Piece raw = load_piece(heads + head * D + piece * PIECE);
-        Piece ready = make_ready<D>(raw, piece, s.raw, tile.len - 1);
-        if (is_value) ready = raw;
-        if (index >= 2 * PIECES) continue;
-        scalar* pool = is_value ? s.v : s.k;
-        store_piece(pool + (place * s.num_kv_heads + p.head) * D + piece * PIECE, ready);
-        store_piece(reinterpret_cast<scalar*>(slot + place_in_slot<D>(key, piece, is_value)), ready);
-    }
-}
-
 template <int D>
 INLINE void load_queries(Queries<D>& q, const Step& s, const Place& p) {
     q.load(s.q + p.req * s.q_stride + p.first_query(s) * D, p.num_queries(s));
-    if (s.raw.is_raw()) make_ready(q, s.raw, p.len - 1);
 }
 
 template <int D, int MINE>
@@ -297,35 +271,20 @@ INLINE bool fill_queue(uint4* queue, const Step& s, const Table& table, const Pa
     return has_newest;
 }
 
-// Add the newest keys to what fill_queue has copied, and wait for all that is copied.
+// Add the newest keys to what fill_queue has copied, and wait for all of it.
 template <int D, int WARPS>
 INLINE void complete_queue(uint4* queue, const Step& s, const Table& table, const Part& part,
                            Place p) {
 #pragma unroll 1
     for (int i = 0; i < DEPTH && p.at < part.end; i++) {
-        uint4* slot = queue + i * WARPS * Shape<D, WARPS>::SLOT;
-        if (tile_of<WARPS>(p).has_newest()) {
-            Lookup found = look_up<WARPS>(s, p);
-            if (s.raw.is_raw()) put_newest<D, WARPS>(slot, s, p, found);
-            else enqueue<D, WARPS, NEWEST>(slot, s, p, found);
-        }
+        if (tile_of<WARPS>(p).has_newest())
+            enqueue<D, WARPS, NEWEST>(queue + i * WARPS * Shape<D, WARPS>::SLOT, s, p,
+                                      look_up<WARPS>(s, p));
         p.advance(s, table);
     }
-    if (s.raw.is_raw()) return;
     end_copy_group();
     copies_pending<0>();
     __syncwarp();
-}
-
-// A tile that comes later: every kernel in front has ended.
-template <int D, int WARPS>
-INLINE void refill(uint4* slot, const Step& s, const Place& p, const Lookup& found) {
-    if (s.raw.is_raw() && tile_of<WARPS>(p).has_newest()) {
-        enqueue<D, WARPS, OLD>(slot, s, p, found);
-        put_newest<D, WARPS>(slot, s, p, found);
-    } else {
-        enqueue<D, WARPS, ALL>(slot, s, p, found);
-    }
 }
 
 template <int D, int WARPS>
@@ -353,7 +312,7 @@ INLINE void walk(uint4* queue, const Step& s, const Table& table, const Part& pa
         if (tile.has_keys()) attend<D>(sums, q, slot, tile.len - tile.first, s.scale);
         bool is_end = now.chunk + 1 == now.num_chunks || now.at + 1 == part.end;
         if (is_end) finish<D, WARPS>(s, now, part, stage, sums);
-        if (ahead.at < part.end) refill<D, WARPS>(slot, s, ahead, upcoming);
+        if (ahead.at < part.end) enqueue<D, WARPS, ALL>(slot, s, ahead, upcoming);
         end_copy_group();
         ahead.advance(s, table);
         if (ahead.at < part.end) upcoming = look_up<WARPS>(s, ahead);
@@ -378,15 +337,13 @@ INLINE void decode(const Step& s) {
 #define MINISGL_ATTENTION(D, WARPS)                                                            \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, (Shape<D, WARPS>::BLOCKS))         \
     attention_##D##_##WARPS(                                                                   \
-        scalar* out, const scalar* q, scalar* k, scalar* v, const int* page_table,             \
-        const int* rows, const int* seq_lens, float4* partials, int* arrived,                  \
-        const scalar* q_norm, const scalar* k_norm, const float* cos_sin, i64 q_stride,        \
+        scalar* out, const scalar* q, const scalar* k, const scalar* v, const int* page_table, \
+        const int* rows, const int* seq_lens, float4* partials, int* arrived, i64 q_stride,    \
         int max_pages, int page_size, int page_shift, int num_reqs, int num_kv_heads,          \
-        int ratio, int window, int ends, float scale, float eps) {                             \
+        int ratio, int window, int ends, float scale) {                                        \
         decode<D, WARPS>(Step{out, q, k, v, page_table, rows, seq_lens, partials, arrived,     \
                               q_stride, max_pages, page_size, page_shift, num_reqs,            \
-                              num_kv_heads, ratio, window, ends, scale,                        \
-                              Raw{q_norm, k_norm, cos_sin, eps}});                             \
+                              num_kv_heads, ratio, window, ends, scale});                      \
     }
 
 MINISGL_ATTENTION(64, 4)

@@ -58,25 +58,11 @@ INLINE int dimension(int tile, int half) {
     return tile * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 
-// Where a piece of a key or value lies in a tile's slot.
-template <int D>
-INLINE int place_in_slot(int key, int piece, bool is_value) {
-    return place_of<D>(is_value ? KEYS + key : key, piece);
-}
-
 // The right matrix of the scores: a lane has elements 2t and 2t + 1 of each piece of head g.
 template <int D>
 struct Queries {
     static constexpr int PIECES = D / PIECE;
-    static constexpr int RUNS = PIECES, RUN = 2;  // a lane's neighbouring elements
     u32 pairs[PIECES];
-    static INLINE int start_of(int run) { return run * PIECE + threadIdx.x % 4 * 2; }
-    INLINE Floats<RUN> get(int run) const {
-        return Floats<RUN>{widen(scalar(pairs[run])), widen(scalar(pairs[run] >> 16))};
-    }
-    INLINE void set(int run, const Floats<RUN>& values) {
-        pairs[run] = narrow_pair(values.v[0], values.v[1]);
-    }
     INLINE void load(const scalar* from, int num_heads) {
         int head = threadIdx.x % 32 / 4;
         const u32* first = reinterpret_cast<const u32*>(from + head * D) + threadIdx.x % 4;

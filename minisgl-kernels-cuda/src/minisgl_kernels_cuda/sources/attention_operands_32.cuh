@@ -36,11 +36,6 @@ INLINE int value_place(int key, int piece) {
     return (KEYS + key) * (D / PIECE) + (piece ^ key % 4 * 2);
 }
 
-template <int D>
-INLINE int place_in_slot(int key, int piece, bool is_value) {
-    return is_value ? value_place<D>(key, piece) : key_place<D>(key, piece);
-}
-
 // Where this lane's piece of its i-th key goes, and of that key's value.
 template <int D>
 INLINE uint4* place_of_key(uint4* slot, int i) {
@@ -63,18 +58,7 @@ INLINE int dimension(int tile, int half) {
 template <int D>
 struct Queries {
     static constexpr int PIECES = D / PIECE / 4;
-    static constexpr int RUNS = PIECES, RUN = PIECE;  // a lane's neighbouring elements
     uint4 pieces[PIECES];
-    static INLINE int start_of(int run) { return (run * 4 + threadIdx.x % 4) * PIECE; }
-    INLINE Floats<RUN> get(int run) const {
-        const uint4& piece = pieces[run];
-        return Floats<RUN>{__uint_as_float(piece.x), __uint_as_float(piece.y),
-                           __uint_as_float(piece.z), __uint_as_float(piece.w)};
-    }
-    INLINE void set(int run, const Floats<RUN>& values) {
-        pieces[run] = make_uint4(__float_as_uint(values.v[0]), __float_as_uint(values.v[1]),
-                                 __float_as_uint(values.v[2]), __float_as_uint(values.v[3]));
-    }
     INLINE void load(const scalar* from, int num_heads) {
         int head = threadIdx.x % 32 / 4;
 #pragma unroll

@@ -83,17 +83,13 @@ def make(backend: TestedBackend, **changes: Any) -> Case:  # Any: fields of diff
     if reason:
         pytest.skip(reason)
     case = AttentionCase(shape)
-    made: AttentionBackend = backend.build(case.config(qkv_set=backend.name))
+    made: AttentionBackend = backend.build(case.config())
     return made, case
 
 
 def takes_page_size(backend: TestedBackend, page_size: int) -> bool:
     can = backend.capabilities
     return page_size % can.page_multiple == 0 and page_size in (can.page_sizes or [page_size])
-
-
-def has_window(backend: TestedBackend) -> bool:
-    return bool(backend.capabilities.has_sliding_window)
 
 
 def usual_page_size(backend: TestedBackend) -> int:
@@ -220,34 +216,6 @@ def test_forward_into_memory_that_is_given(backend: TestedBackend, phase: str) -
     assert torch.equal(around, torch.full_like(around, 7.0)), (
         "forward_into writes the rows that it is given and no others"
     )
-
-
-@pytest.mark.parametrize("has_norm", [True, False], ids=["normed", "not normed"])
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_raw_heads_are_made_ready_stored_and_attended_to_or_left_alone(
-    backend: TestedBackend, phase: str, has_norm: bool
-) -> None:
-    need_phase(backend, phase)
-    attention, case = make(backend, windows=(-1, 20) if has_window(backend) else (-1, -1))
-    batch = case.prefill(PREFILL) if phase == "prefill" else case.decode(DECODE, len(DECODE) + 2)
-    attention.prepare_metadata(batch)
-    raw = case.raw(batch, 1, has_norm)
-    pools = raw.inputs.k_pool, raw.inputs.v_pool
-    qkv, before = raw.qkv.clone(), [pool.clone() for pool in pools]
-    out = attention.forward_raw(raw.qkv, raw.inputs, 1, batch)
-    if out is None:
-        assert torch.equal(raw.qkv, qkv), "forward_raw that returns None leaves the product alone"
-        assert all(map(torch.equal, pools, before)), "and the pool"
-        return
-    compare(out, raw.q, case, batch, 1)
-    slots, num_tokens = raw.inputs.out_loc, len(case.expected(raw.q, batch))  # less the padding
-    keys, values = (pool[slots[:num_tokens]] for pool in pools)
-    rule = "forward_raw stores keys normed and rotated"
-    assert_close(keys, raw.k[:num_tokens].double(), case.shape.dtype, rule, "qk_norm_rope_store")
-    assert torch.equal(values, raw.v[:num_tokens]), "forward_raw stores values as they are"
-    for pool, old in zip(pools, before, strict=True):
-        pool[slots] = old[slots]
-    assert all(map(torch.equal, pools, before)), "forward_raw stores nothing else"
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 15, 16, 17, 64, 100])
