@@ -10,8 +10,6 @@ import pytest
 from minisgl.errors import IntegrityError
 from minisgl.message.types import UserMsg
 from minisgl.message.wire import wire_codec
-from minisgl.plugin.selection import SelectedBackend
-from minisgl.plugin.spec import PLUGIN_API, Availability, BackendSpec
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.io import OfflineIO
 from minisgl.scheduler.lockstep import in_lockstep
@@ -72,12 +70,3 @@ def test_another_batch_is_noticed_before_the_next_one() -> None:
     first.step()
     with pytest.raises(IntegrityError, match="their batches or sampled tokens differ"):
         second.step()
-
-
-def test_ranks_in_lockstep_know_what_their_engine_was_made_of() -> None:
-    engine = FakeEngine(make_limits())
-    spec = BackendSpec(api=PLUGIN_API, factory="acme.comm:build")
-    available = Availability(ok=True)
-    engine.picked = (SelectedBackend("comm", "a", "acme", "1.0", spec, available, True),)
-    traced, _ = in_lockstep(engine, WireComm(0, deque()), OfflineIO(), wire_codec())
-    assert traced.picked == engine.picked
