@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from minisgl import LLM, SamplingParams
 from minisgl.completion import Completion
 from minisgl.config.sections import SchedulerSettings
-from minisgl.engine.contract import EngineLimits
 from minisgl.parallel.ranks import LocalRank
 from minisgl.scheduler.build import scheduler_config
 from minisgl.scheduler.config import SchedulerConfig
@@ -60,10 +59,8 @@ class Tiny:
         return [hf_greedy(self.hf_model, prompt, num_tokens) for prompt in prompts]
 
 
-def _daring_config(
-    settings: SchedulerSettings, limits: EngineLimits, tp_size: int
-) -> SchedulerConfig:
-    return replace(scheduler_config(settings, limits, tp_size), headroom_tokens=0)
+def _daring_config(settings: SchedulerSettings, tp_size: int) -> SchedulerConfig:
+    return replace(scheduler_config(settings, tp_size), headroom_tokens=0)
 
 
 @torch.inference_mode()

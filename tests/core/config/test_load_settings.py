@@ -60,16 +60,6 @@ def test_toml_files_work_alike(tmp_path: Path, boot: Boot) -> None:
         ),
         (flag("page_size", "x"), {}, "--page-size x: must be an integer from 1 to 65536, or auto"),
         (
-            flag("max_prefill_length", "0"),
-            {},
-            "--max-prefill-length 0: must be an integer from 1 to 16777216, or auto",
-        ),
-        (
-            flag("max_prefill_length", "nope"),
-            {},
-            "--max-prefill-length nope: must be an integer from 1 to 16777216, or auto",
-        ),
-        (
             flag("memory_ratio", "nan"),
             {},
             "--memory-ratio nan: must be a number above 0 and at most 1",

@@ -16,7 +16,7 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.cli.main import main
 from minisgl.errors import SettingsError
-from minisgl.scheduler.trace import Arrival, Decision, Ending, Restart
+from minisgl.scheduler.trace import Arrival, Ending, Restart
 from minisgl.scheduler.trace_reading import read_trace
 from minisgl.testing.source_case import write_tiny_model
 
@@ -194,30 +194,6 @@ def test_what_several_ranks_did_is_replayed_by_one(
     assert main(["replay", str(by_two)]) == 0
     assert capsys.readouterr().out.startswith("no difference")
     assert "was recorded with 2 ranks and is replayed with one" in caplog.text
-
-
-def test_the_length_of_a_step_is_the_recorded_one_where_it_was_left_to_the_engine(
-    model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path, sizes = tmp_path / "trace.jsonl", SIZES | {"max_prefill_length": None}
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("minisgl.engine.prefill_length.MIN_PREFILL_LENGTH", 24)
-        with LLM(str(model), record=path, **sizes) as llm:
-            use(llm)
-    recorded = read_trace(path)
-    assert recorded.header.settings["max_prefill_length"] == 24
-    prefills = [e for e in recorded.events if isinstance(e, Decision) and e.phase == "prefill"]
-    assert max(sum(p.seq_len - p.cached_len for p in e.parts) for e in prefills) == 24
-    for flags in ([], ["--decisions-only"]):
-        assert main(["replay", str(path), *flags]) == 0
-        assert capsys.readouterr().out.startswith("no difference")
-    auto = ["--max-prefill-length", "auto"]
-    for flags in (auto, [*auto, "--decisions-only"]):
-        assert main(["replay", str(path), *flags]) == 1
-        assert capsys.readouterr().out.startswith("differs at tick ")
 
 
 def test_a_recording_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:

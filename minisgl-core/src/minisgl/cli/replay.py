@@ -178,7 +178,6 @@ def _scaled_pages(header: Header, page_size: Given, path: Path) -> Given:
 
 def _idle_engine(header: Header, settings: Settings) -> StepEngine:
     from minisgl.engine.contract import EngineLimits  # noqa: PLC0415
-    from minisgl.engine.prefill_length import MIN_PREFILL_LENGTH  # noqa: PLC0415
     from minisgl.replay.engine import IdleEngine  # noqa: PLC0415
 
     engine = settings.engine
@@ -192,8 +191,6 @@ def _idle_engine(header: Header, settings: Settings) -> StepEngine:
         max_seq_len=min(max_seq_len, engine.num_pages * engine.page_size),
         vocab_size=header.limits.vocab_size,
         eos_token_ids=frozenset(header.limits.eos_token_ids),
-        # The trace has it; whoever asks for auto has no device here, as on a CPU.
-        max_prefill_length=settings.scheduler.max_prefill_length or MIN_PREFILL_LENGTH,
     )
     return IdleEngine(limits)
 

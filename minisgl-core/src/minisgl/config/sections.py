@@ -127,8 +127,8 @@ class EngineSettings(SettingsSection):
         0.9,
         gt=0,
         le=1,
-        description="Share of GPU memory for weights, the buffers of a MoE backend, KV pages, and "
-        "what automatic prefill steps add that are longer than 8192 tokens. Read by the engine.",
+        description="Share of GPU memory for weights, the buffers of a MoE backend and KV pages "
+        "together. Read by the engine.",
     )
     cpu_kv_cache_bytes: Annotated[Bytes, Setting(allowed="a size from 1MiB to 1PiB")] = Field(
         2**30,
@@ -200,17 +200,16 @@ class SchedulerSettings(SettingsSection):
     """What runs when."""
 
     max_prefill_length: Annotated[
-        int | None,
+        int,
         Setting(
             flags=("--max-extend-length",), keywords=("max_extend_tokens", "max_extend_length")
         ),
     ] = Field(
-        None,
+        8192,
         ge=1,
         le=2**24,
-        description="Prompt tokens of one step; longer prompts run in chunks. Auto is 8192, and on "
-        "a GPU 128 for each multiprocessor if these are more and the model computes them in less "
-        "than 0.1 s. Read by the engine and the scheduler.",
+        description="Prompt tokens of one step; longer prompts run in chunks. "
+        "Read by the scheduler.",
     )
     max_prefill_steps: int = Field(
         4,

@@ -24,7 +24,6 @@ from minisgl.engine.engine import Engine, EngineParts
 from minisgl.engine.graph import graph_sizes
 from minisgl.engine.memory import MemoryBudget, count_pages
 from minisgl.engine.prefill_graph import launch_bound_tokens, prefill_graph_sizes
-from minisgl.engine.prefill_length import added_activation_bytes, resolve_prefill_length
 from minisgl.errors import SettingsError
 from minisgl.kvcache.pool import KVPool, PoolShape
 from minisgl.models.config import ModelConfig
@@ -145,7 +144,7 @@ class _Builder:
             limits=limits,
             base_seed=_shared_seed(comm),
             graph_sizes=self._graph_sizes(),
-            prefill_graph_sizes=self._prefill_graph_sizes(limits.max_prefill_length),
+            prefill_graph_sizes=self._prefill_graph_sizes(),
             logits_processors=(
                 *logits_processors(hooks, info),
                 *self._request.logits_processors,
@@ -224,18 +223,14 @@ class _Builder:
         """Size the pool, and fill a context with everything that a forward pass reads."""
         engine, page_size = self._settings.engine, self._backends.attention.page_size
         ctx = Context(page_size)
-        max_prefill_length = resolve_prefill_length(
-            self._settings.scheduler.max_prefill_length, self._config, self._device, comm
-        )
-        logger.info("prefill steps of at most %d tokens", max_prefill_length)
         if self._backends.moe is not None:
             # Before the pool is sized, so that it leaves room for what a backend allocates.
-            ctx.moe_backend = self._build_moe(self._backends.moe.one, max_prefill_length)
+            ctx.moe_backend = self._build_moe(self._backends.moe.one)
         shape = PoolShape(
             len(model.layers_attention), 0, page_size, model.num_kv_heads, model.head_dim
         )
-        num_pages = comm.min_int(self._count_pages(shape, max_prefill_length))
-        shape = replace(shape, num_pages=num_pages)
+        num_pages = count_pages(self._budget, engine, shape, self._dtype, self._max_seq_len)
+        shape = replace(shape, num_pages=comm.min_int(num_pages))
         max_seq_len = min(self._max_seq_len, shape.num_pages * page_size)
         if max_seq_len < _MIN_SEQ_LEN:
             raise SettingsError(
@@ -263,18 +258,8 @@ class _Builder:
             max_seq_len=max_seq_len,
             vocab_size=model.vocab_size,
             eos_token_ids=self._request.eos_token_ids,
-            max_prefill_length=max_prefill_length,
         )
         return ctx, limits
-
-    def _count_pages(self, shape: PoolShape, max_prefill_length: int) -> int:
-        """Return how many pages fit beside the steps; see `count_pages`."""
-        engine, budget = self._settings.engine, self._budget
-        # Whoever sets the length himself leaves room for it by --memory-ratio.
-        if self._settings.scheduler.max_prefill_length is None:
-            added = added_activation_bytes(self._config, engine.tp, self._dtype, max_prefill_length)
-            budget = replace(budget, step_bytes=added)
-        return count_pages(budget, engine, shape, self._dtype, self._max_seq_len)
 
     def _build_attention(self, model: Model, ctx: Context, max_seq_len: int) -> AttentionBackend:
         config = AttentionConfig(
@@ -302,7 +287,7 @@ class _Builder:
         built: AttentionBackend = backend.build(config, AttentionBackend)
         return built
 
-    def _build_moe(self, backend: SelectedBackend, max_num_tokens: int) -> MoEBackend:
+    def _build_moe(self, backend: SelectedBackend) -> MoEBackend:
         moe = self._config.moe
         assert moe is not None, "only sparse models have a MoE backend"
         config = MoEConfig(
@@ -313,7 +298,7 @@ class _Builder:
             is_renormalized=moe.is_renormalized,
             dtype=self._dtype,
             device=self._device,
-            max_num_tokens=max_num_tokens,
+            max_num_tokens=self._settings.scheduler.max_prefill_length,
             settings=self._settings.plugin(backend.key),
         )
         built: MoEBackend = backend.build(config, MoEBackend)
@@ -328,14 +313,14 @@ class _Builder:
             max_batch = _MAX_GRAPH_BATCH if self._device.type == "cuda" else 0
         return graph_sizes(min(max_batch, engine.max_running_requests))
 
-    def _prefill_graph_sizes(self, max_prefill_length: int) -> tuple[int, ...]:
+    def _prefill_graph_sizes(self) -> tuple[int, ...]:
         """Return the numbers of prompt tokens to capture; a CPU captures only when asked to."""
         engine = self._settings.engine
         max_tokens = engine.prefill_graph_max_tokens
         if max_tokens is None:
             is_cuda = self._device.type == "cuda" and engine.cuda_graph_max_bs != 0
             max_tokens = launch_bound_tokens(self._config, engine.tp) if is_cuda else 0
-        return prefill_graph_sizes(min(max_tokens, max_prefill_length))
+        return prefill_graph_sizes(min(max_tokens, self._settings.scheduler.max_prefill_length))
 
 
 def _target_of(request: EngineRequest) -> tuple[ModelConfig, torch.device, torch.dtype]:

@@ -34,7 +34,6 @@ class EngineLimits:
         max_seq_len: Most tokens of a request, prompt and output together.
         vocab_size: Token ids are below this.
         eos_token_ids: Every id that ends a sequence, from all sources.
-        max_prefill_length: Prompt tokens of one step.
     """
 
     num_pages: int
@@ -43,7 +42,6 @@ class EngineLimits:
     max_seq_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-    max_prefill_length: int = 8192
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,10 @@ class MemoryBudget:
     Attributes:
         device: The device.
         free_bytes: Free bytes then; unused on a CPU.
-        step_bytes: To keep free for steps, beyond what ``--memory-ratio`` leaves; unused on a CPU.
     """
 
     device: torch.device
     free_bytes: int
-    step_bytes: int = 0
 
     @classmethod
     def measure(cls, device: torch.device) -> MemoryBudget:
@@ -39,7 +37,7 @@ class MemoryBudget:
         if self.device.type != "cuda":
             return settings.cpu_kv_cache_bytes
         used = self.free_bytes - free_memory_bytes(self.device)
-        return int(self.free_bytes * settings.memory_ratio) - used - self.step_bytes
+        return int(self.free_bytes * settings.memory_ratio) - used
 
 
 def count_pages(

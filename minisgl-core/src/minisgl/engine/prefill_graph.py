@@ -18,7 +18,6 @@ import torch
 
 from minisgl.attention.contract import AttentionBackend
 from minisgl.core import Batch, Context
-from minisgl.engine.prefill_length import FLOP_PER_S, layer_flop_per_token
 from minisgl.models.config import ModelConfig
 from minisgl.models.contract import Model
 
@@ -26,7 +25,9 @@ MAX_SAMPLED = 64
 """Requests of a captured prefill that may sample. Rows of the head cost next to nothing."""
 
 _STEP = 64  # tokens; the finest grid of sizes
-_LAUNCH_S_PER_LAYER = 0.4e-3  # op by op, on the host of an H200
+# What it takes to launch a layer op by op, and to multiply by it, on an H200 and its host.
+_LAUNCH_S_PER_LAYER = 0.4e-3
+_FLOP_PER_S = 650e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,11 @@ def launch_bound_tokens(config: ModelConfig, tp_size: int) -> int:
 
     It depends on nothing that is measured, so that all ranks agree.
     """
-    num_tokens = int(_LAUNCH_S_PER_LAYER * FLOP_PER_S / layer_flop_per_token(config, tp_size))
+    width = config.moe.top_k * config.moe.intermediate_size if config.moe else 0
+    width = width or config.intermediate_size
+    heads = 2 * (config.num_qo_heads + config.num_kv_heads) * config.head_dim
+    flop_per_token = 2 * config.hidden_size * (heads + 3 * width) / tp_size
+    num_tokens = int(_LAUNCH_S_PER_LAYER * _FLOP_PER_S / flop_per_token)
     return num_tokens // _STEP * _STEP
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minisgl.config.load import Settings
 from minisgl.config.sections import SchedulerSettings
-from minisgl.engine.contract import EngineLimits, StepEngine
+from minisgl.engine.contract import StepEngine
 from minisgl.engine.origin import ErrorOrigin
 from minisgl.kvcache.contract import CacheConfig, PrefixCache
 from minisgl.plugin.manager import PluginManager
@@ -88,20 +88,18 @@ def build_scheduler(
     policy: Policy = NamedPolicy(
         policy_backend.build(policy_config, Policy), policy_backend.subject
     )
-    config = scheduler_config(settings.scheduler, engine.limits, settings.engine.tp)
+    config = scheduler_config(settings.scheduler, settings.engine.tp)
     origin = ErrorOrigin((*engine.picked, cache_backend))
     return Scheduler(engine, cache, policy, io, config, on_step, origin)
 
 
-def scheduler_config(
-    settings: SchedulerSettings, limits: EngineLimits, tp_size: int
-) -> SchedulerConfig:
-    """Read the scheduler's section, and from the engine's sizes what that leaves to it.
+def scheduler_config(settings: SchedulerSettings, tp_size: int) -> SchedulerConfig:
+    """Read the scheduler's section.
 
     With several ranks a failing step must fail on all of them, so none isolates its requests.
     """
     return SchedulerConfig(
-        max_prefill_length=limits.max_prefill_length,
+        max_prefill_length=settings.max_prefill_length,
         max_prefill_steps=settings.max_prefill_steps,
         admission=settings.admission,
         is_overlap=settings.overlap,

@@ -114,7 +114,7 @@ def make_header(
         format=TRACE_FORMAT,
         version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        settings=_plain_settings(settings) | {"max_prefill_length": limits.max_prefill_length},
+        settings=_plain_settings(settings),
         limits=plain_limits(limits),
         backends={**engine.backends, **backends},
         block_size=limits.page_size,

@@ -68,8 +68,7 @@ class Header(_Record):
         format: `TRACE_FORMAT`.
         version: Of minisgl.
         created: Date and time, ISO 8601.
-        settings: Values of the core's settings and of what was given to plugins, by name;
-            ``max_prefill_length`` as the engine settled it.
+        settings: Values of the core's settings and of what was given to plugins, by name.
         limits: The engine's sizes.
         backends: Name of what served each kind.
         block_size: Tokens of a block of `Arrival.blocks`.

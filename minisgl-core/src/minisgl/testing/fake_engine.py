@@ -22,17 +22,10 @@ def make_limits(
     max_seq_len: int = 128,
     vocab_size: int = 97,
     eos_token_ids: frozenset[int] = frozenset(),
-    max_prefill_length: int = 8192,
 ) -> EngineLimits:
     """Make limits of a small engine."""
     return EngineLimits(
-        num_pages,
-        page_size,
-        max_running_reqs,
-        max_seq_len,
-        vocab_size,
-        eos_token_ids,
-        max_prefill_length,
+        num_pages, page_size, max_running_reqs, max_seq_len, vocab_size, eos_token_ids
     )
 
 

@@ -150,6 +150,6 @@ def _facts(limits: EngineLimits, settings: Settings) -> dict[str, int]:
         "max_seq_len": limits.max_seq_len,
         "vocab_size": limits.vocab_size,
     }
-    config = scheduler_config(settings.scheduler, limits, settings.engine.tp)
+    config = scheduler_config(settings.scheduler, settings.engine.tp)
     max_open = config.max_open_reqs(limits.max_running_reqs)
     return facts if max_open is None else facts | {"max_open_reqs": max_open}
