@@ -168,6 +168,15 @@ def test_settings_that_no_replay_has_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--page-size", "--num-pages"])
+def test_sizes_that_only_a_device_settles_are_refused_without_one(
+    trace: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert main(["replay", str(trace), "--decisions-only", flag, "auto"]) == 2
+    assert f"{flag} auto: with --decisions-only" in capsys.readouterr().err
+    assert main(["replay", str(trace), flag, "auto"]) in (0, 1)
+
+
 def test_a_trace_that_cannot_be_read_or_run_is_told_from_one_that_differs(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

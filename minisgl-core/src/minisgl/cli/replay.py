@@ -180,19 +180,29 @@ def _idle_engine(header: Header, settings: Settings) -> StepEngine:
     from minisgl.engine.contract import EngineLimits  # noqa: PLC0415
     from minisgl.replay.engine import IdleEngine  # noqa: PLC0415
 
-    engine = settings.engine
-    assert engine.num_pages is not None, "the trace has it"
-    assert engine.page_size is not None, "the trace has it"
-    max_seq_len = settings.model.max_seq_len_override or header.limits.max_seq_len
+    engine, recorded = settings.engine, header.limits
+    num_pages = _settled("--num-pages", engine.num_pages, recorded.num_pages)
+    page_size = _settled("--page-size", engine.page_size, recorded.page_size)
+    max_seq_len = settings.model.max_seq_len_override or recorded.max_seq_len
     limits = EngineLimits(
-        num_pages=engine.num_pages,
-        page_size=engine.page_size,
+        num_pages=num_pages,
+        page_size=page_size,
         max_running_reqs=engine.max_running_requests,
-        max_seq_len=min(max_seq_len, engine.num_pages * engine.page_size),
-        vocab_size=header.limits.vocab_size,
-        eos_token_ids=frozenset(header.limits.eos_token_ids),
+        max_seq_len=min(max_seq_len, num_pages * page_size),
+        vocab_size=recorded.vocab_size,
+        eos_token_ids=frozenset(recorded.eos_token_ids),
     )
     return IdleEngine(limits)
+
+
+def _settled(flag: str, value: int | None, recorded: int) -> int:
+    """Return a size that the command line must not leave open."""
+    if value is None:
+        raise SettingsError(
+            f"{flag} auto: with --decisions-only there is no device that would settle it; allowed: "
+            f"an integer, or nothing for the {recorded} of the trace"
+        )
+    return value
 
 
 def _engine_request(header: Header, settings: Settings, plugins: PluginManager) -> EngineRequest:
