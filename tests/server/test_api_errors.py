@@ -167,9 +167,21 @@ def test_a_malformed_body_is_a_400(http: httpx.Client, body: bytes) -> None:
     error_of(http.post(COMPLETE, content=body))
 
 
-def test_half_a_character_is_a_400(http: httpx.Client) -> None:
-    body = rb'{"prompt": "\ud800", "max_tokens": 1}'
-    assert error_of(http.post(COMPLETE, content=body))["code"] == "invalid_json"
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("route", [COMPLETE, "/tokenize", "/generate"])
+@pytest.mark.parametrize("character", ["\ud800", r"\ud800"], ids=["as bytes", "escaped"])
+def test_half_a_character_is_a_400(
+    http: httpx.Client, route: str, character: str, encoding: str
+) -> None:
+    body = f'{{"prompt": "{character}"}}'.encode(encoding, "surrogatepass")
+    assert error_of(http.post(route, content=body))["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_whole_pair_is_a_character_in_any_encoding(http: httpx.Client, encoding: str) -> None:
+    body = r'{"prompt": "\ud83d\ude42"}'.encode(encoding)
+    tokens = http.post("/tokenize", json={"prompt": "🙂"}).json()["tokens"]
+    assert http.post("/tokenize", content=body).json()["tokens"] == tokens
 
 
 def test_a_body_over_the_limit_is_a_413(http: httpx.Client) -> None:

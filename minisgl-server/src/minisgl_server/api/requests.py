@@ -67,9 +67,11 @@ def parse_json(body: bytes) -> Any:  # JSON
         ApiError: It is not JSON, nests too deeply, or holds text that is not Unicode.
     """
     try:
-        content = json.loads(body)
+        # Bytes would be decoded with half surrogate pairs let through.
+        text = body.decode(json.detect_encoding(body))
+        content = json.loads(text)
         # Half a surrogate pair is a character for JSON, but for nobody else.
-        if b"\\ud" in body.lower():
+        if "\\ud" in text.lower():
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
