@@ -1,14 +1,15 @@
 // A CUDA device for tests, in one header: the kernels' sources run on a CPU, thread by thread.
 //
 // The threads of a block are fibers that take turns; each runs until it meets a barrier or an
-// exchange of its warp, so that a missing barrier shows as a wrong result. The blocks of a cluster
-// run together, clusters one after another, in one of two orders. Only what the sources use is
-// here.
+// exchange of its warp, so that a missing barrier shows as a wrong result, in
+// one of two orders of warps and lanes. The blocks of a cluster run together, clusters one after another, in
+// two orders too. Only what the sources use is here.
 #pragma once
 
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -98,6 +99,7 @@ struct Device {
     jmp_buf scheduler;
     ucontext_t home;
     u64 num_events;  // grows whenever a thread gets further
+    bool is_mixed;   // the order of blocks, warps and lanes
     void (*entry)(const char*);
     const char* arguments;
 };
@@ -212,16 +214,26 @@ inline void start(Fiber& fiber, Block& owner, int index, int num_threads) {
     device.warps[fiber.warp].num_lanes++;
 }
 
-// Each thread gets on a little, again and again while any of them does: a block is as far ahead of
-// the others of its cluster as they let it.
-inline void run_block(Fiber* fibers, int num_threads) {
+// Threads get on in turn, a little each, again and again while any of them does: a block is as far
+// ahead of the others of its cluster as they let it.
+inline void run_threads(Fiber* fibers, int num_threads) {
     u64 before;
     int num_rounds = 0;
     do {
         before = device.num_events;
-        for (int i = 0; i < num_threads; i++)
-            if (!fibers[i].is_done) resume(fibers[i]);
+        for (int i = 0; i < num_threads; i++) {
+            Fiber& next = fibers[device.is_mixed ? num_threads - 1 - i : i];
+            if (!next.is_done) resume(next);
+        }
     } while (device.num_events != before && ++num_rounds < 100);
+}
+
+// The warps of a block keep step. Where the order is mixed, each is as far ahead of the others as
+// they let it, the last one first.
+inline void run_block(Fiber* fibers, int num_threads) {
+    int at_once = device.is_mixed ? 32 : num_threads;
+    for (int i = (num_threads - 1) / at_once * at_once; i >= 0; i -= at_once)
+        run_threads(fibers + i, std::min(at_once, num_threads - i));
 }
 
 inline void run_cluster(int num_blocks) {
@@ -272,6 +284,7 @@ struct Launch<KERNEL> {
     static void run(const int* shape, const char* arguments) {
         device.grid = {unsigned(shape[0]), unsigned(shape[1]), 1};
         device.block = {unsigned(shape[2]), unsigned(shape[3]), 1};
+        device.is_mixed = shape[5];
         device.entry = call;
         device.arguments = arguments;
         int num_blocks = shape[4];  // of a cluster; they lie side by side
@@ -279,7 +292,7 @@ struct Launch<KERNEL> {
         unsigned evens = (clusters + 1) / 2;
         for (unsigned i = 0; i < clusters; i++) {
             unsigned which = i;
-            if (shape[5]) {  // the odd ones from the last to the first, and then the others
+            if (device.is_mixed) {  // the odd ones from the last to the first, and then the others
                 which = clusters - 1 - i;
                 which = which < evens ? which * 2 : (which - evens) * 2 + 1;
             }

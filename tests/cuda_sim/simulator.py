@@ -23,8 +23,8 @@ HEADERS = Path(__file__).parent
 class SimulatedLaunch:
     """One kernel, run to its end by each call.
 
-    Blocks may come in any order, so every second call mixes them up. Ranks, whose blocks wait for
-    each other, all take the same order.
+    Blocks, warps and lanes may come in any order, so every second call mixes them up. Ranks, whose
+    blocks wait for each other, all take the same order.
     """
 
     def __init__(
