@@ -1,9 +1,9 @@
 // A CUDA device for tests, in one header: the kernels' sources run on a CPU, thread by thread.
 //
 // The threads of a block are fibers that take turns; each runs until it meets a barrier or an
-// exchange of its warp, so that a missing barrier shows as a wrong result, in
-// one of two orders of warps and lanes. The blocks of a cluster run together, clusters one after another, in
-// two orders too. Only what the sources use is here.
+// exchange of its warp, so that a missing barrier shows as a wrong result, in one of two orders of
+// warps and lanes. The blocks of a cluster run together, clusters one after another, in two orders
+// too. Only what the sources use is here.
 #pragma once
 
 #include <setjmp.h>
