@@ -139,6 +139,23 @@ def test_wrong_messages_are_a_400(http: httpx.Client, messages: Any, is_stream: 
     assert error_of(response)["param"] == "messages"
 
 
+@pytest.mark.parametrize("part", [{"type": "text"}, {"type": "text", "text": 5}])
+def test_a_text_part_without_text_is_told_so(http: httpx.Client, part: Any) -> None:
+    messages = [{"role": "user", "content": [part]}]
+    message = error_of(http.post(CHAT, json={"messages": messages}))["message"]
+    assert message == "messages[0].content[0]: a part of type 'text' needs a string, its text"
+
+
+@pytest.mark.parametrize("length", [60_000, 200_000])
+@pytest.mark.parametrize("more", [{}, {"echo": True, "logprobs": 1}, {"stream": True}])
+def test_a_long_text_is_a_400_with_the_limit(
+    http: httpx.Client, length: int, more: dict[str, Any]
+) -> None:
+    error = error_of(http.post(COMPLETE, json={"prompt": "a" * length} | more))
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert "prompt and output together may have 2048" in error["message"]
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("length", [2048, 2049, 20480])
 def test_a_long_prompt_is_a_400_with_the_numbers(

@@ -179,15 +179,17 @@ class EngineClient:
             tokenizer.send([message])
         return call
 
-    async def count(self, prompt: Prompt, add_special_tokens: bool = True) -> TokensReply:
+    async def count(
+        self, prompt: Prompt, add_special_tokens: bool = True, must_fit: bool = False
+    ) -> TokensReply:
         """Tokenize a prompt.
 
         Raises:
-            RequestError: It cannot be tokenized.
+            RequestError: It cannot be tokenized, or is too long and ``must_fit``.
             CapacityError: The engine is gone.
         """
         uid = next(self._uids)
-        reply = await self._ask(uid, CountMsg(uid, prompt, add_special_tokens))
+        reply = await self._ask(uid, CountMsg(uid, prompt, add_special_tokens, must_fit))
         assert isinstance(reply, TokensReply), "the tokenizer answers what it is asked"
         return reply
 

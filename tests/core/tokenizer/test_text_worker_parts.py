@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 
 import pytest
@@ -72,6 +74,31 @@ def test_a_prompt_that_cannot_be_is_refused_alone(
     assert refused.uids == [1, 2]
     assert complaint in refused.detail
     assert isinstance(encoder.tokenize(TokenizeMsg([3], "hi", PARAMS)), list)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["a" * 10**7, ChatPrompt('[{"role": "user", "content": "' + "a" * 10**7 + '"}]')]
+)
+def test_a_hopelessly_long_prompt_is_refused_without_being_tokenized(
+    encoder: PromptEncoder, prompt: str | ChatPrompt
+) -> None:
+    start = time.process_time()
+    refused = encoder.tokenize(TokenizeMsg([1], prompt, PARAMS))
+    assert time.process_time() - start < 0.4  # tokenizing takes ten times as long
+    assert isinstance(refused, RefusedMsg)
+    assert re.match(r"prompt: has 100000\d\d characters, and a token has at most", refused.detail)
+    assert "prompt and output together may have 16" in refused.detail
+    assert isinstance(encoder.count(CountMsg(2, prompt, must_fit=True)), RefusedMsg)
+
+
+def test_what_a_template_leaves_out_does_not_count(encoder: PromptEncoder) -> None:
+    text = json.dumps([{"role": "user", "content": "a" * 10**5}])
+    requests = encoder.tokenize(TokenizeMsg([1], ChatPrompt(text, template="hi"), PARAMS))
+    assert isinstance(requests, list)
+
+
+def test_counting_has_no_limit(encoder: PromptEncoder) -> None:
+    assert not isinstance(encoder.count(CountMsg(1, "hello " * 10**4)), RefusedMsg)
 
 
 def test_a_template_that_does_not_end_is_cut_off(encoder: PromptEncoder) -> None:

@@ -54,11 +54,19 @@ class TokenizeMsg:
 
 @dataclass(frozen=True, slots=True)
 class CountMsg:
-    """Please tokenize a prompt and answer with `TokensReply` or `RefusedMsg`."""
+    """Please tokenize a prompt and answer with `TokensReply` or `RefusedMsg`.
+
+    Attributes:
+        uid: Of the question.
+        prompt: What to tokenize.
+        add_special_tokens: Whether a text gets its BOS.
+        must_fit: Whether a prompt that cannot run is refused.
+    """
 
     uid: int
     prompt: str | list[int] | ChatPrompt
     add_special_tokens: bool = True
+    must_fit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

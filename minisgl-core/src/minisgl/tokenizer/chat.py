@@ -70,6 +70,36 @@ def encode_chat(
             refuses the chat; then the message is the template's.
     """
     options = options or ChatOptions()
+    chat = _prepare(tokenizer, messages, options)
+    ids: list[int] = _apply(tokenizer, chat, options, is_tokenized=True)
+    if not ids:
+        raise RequestError("messages: the chat template made an empty prompt of them")
+    return ids
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], options: ChatOptions
+) -> str:
+    """Return the text that `encode_chat` tokenizes.
+
+    Raises:
+        RequestError: As there.
+    """
+    text: str = _apply(
+        tokenizer, _prepare(tokenizer, messages, options), options, is_tokenized=False
+    )
+    return text
+
+
+def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether chats can be rendered without a template of the caller's own."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def _prepare(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], options: ChatOptions
+) -> list[dict[str, Any]]:  # JSON
+    """Check a chat and bring it into the form that its template expects."""
     _check_template(tokenizer, options)
     chat = [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if not chat:
@@ -79,15 +109,7 @@ def encode_chat(
         content = message["content"]
         texts = [content] if isinstance(content, str) else [part["text"] for part in content]
         check_unicode(f"messages[{i}].content", "".join(texts))
-    ids: list[int] = _apply(tokenizer, chat, options, is_tokenized=True)
-    if not ids:
-        raise RequestError("messages: the chat template made an empty prompt of them")
-    return ids
-
-
-def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether chats can be rendered without a template of the caller's own."""
-    return bool(getattr(tokenizer, "chat_template", None))
+    return chat
 
 
 def _check_template(tokenizer: PreTrainedTokenizerBase, options: ChatOptions) -> None:
@@ -150,6 +172,8 @@ def _text_part(part: Any, where: str) -> dict[str, str]:  # JSON of any shape un
         return {"type": "text", "text": part}
     is_text = isinstance(part, Mapping) and part.get("type") in ("text", "input_text", "refusal")
     text = part.get("text", part.get("refusal")) if is_text else None
+    if is_text and not isinstance(text, str):
+        raise RequestError(f"{where}: a part of type {part['type']!r} needs a string, its text")
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         raise RequestError(f"{where}: parts of type {kind!r} are not supported; only text is")

@@ -25,9 +25,10 @@ from minisgl.message.text import (
     TokensReply,
 )
 from minisgl.message.types import UserMsg
-from minisgl.tokenizer.chat import ChatOptions, encode_chat
+from minisgl.tokenizer.chat import ChatOptions, encode_chat, render_chat
 from minisgl.tokenizer.encode import encode_text
 from minisgl.tokenizer.pieces import TokenPieces
+from minisgl.tokenizer.span import most_characters_per_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,13 +61,13 @@ class PromptEncoder:
         self.limits: LimitsMsg | None = None
         self._tokenizer = tokenizer
         self._pieces = pieces
+        self._span = most_characters_per_token(tokenizer)
         self._timeout_s = timeout_s
 
     def tokenize(self, message: TokenizeMsg) -> list[UserMsg] | RefusedMsg:
         """Make the requests of a prompt."""
         try:
-            ids = self._encode(message.prompt, message.add_special_tokens)
-            self._check(ids)
+            ids = self._encode(message.prompt, message.add_special_tokens, must_fit=True)
         except RequestError as error:
             return RefusedMsg(message.uids, str(error))
         array = np.array(ids, dtype=np.int32)
@@ -82,8 +83,7 @@ class PromptEncoder:
     def count(self, message: CountMsg) -> TokensReply | RefusedMsg:
         """Tokenize a prompt for its own sake."""
         try:
-            ids = self._encode(message.prompt, message.add_special_tokens)
-            self._check_vocabulary(ids, "prompt: ")
+            ids = self._encode(message.prompt, message.add_special_tokens, message.must_fit)
         except RequestError as error:
             return RefusedMsg([message.uid], str(error))
         texts = [self._pieces.token_bytes(i).decode(errors="replace") for i in ids]
@@ -98,11 +98,25 @@ class PromptEncoder:
         text = self._pieces.decode(message.token_ids, message.skip_special_tokens)
         return DecodedReply(message.uid, text)
 
-    def _encode(self, prompt: str | list[int] | ChatPrompt, add_special_tokens: bool) -> list[int]:
+    def _encode(
+        self, prompt: str | list[int] | ChatPrompt, add_special_tokens: bool, must_fit: bool
+    ) -> list[int]:
         if isinstance(prompt, list):
-            return prompt
-        if isinstance(prompt, str):
-            return encode_text(self._tokenizer, prompt, add_special_tokens)
+            ids = prompt
+        elif isinstance(prompt, str):
+            if must_fit:
+                self._check_length(len(prompt))
+            ids = encode_text(self._tokenizer, prompt, add_special_tokens)
+        else:
+            ids = self._encode_chat(prompt, must_fit)
+        if must_fit:
+            self._check(ids)
+        else:
+            self._check_vocabulary(ids, "prompt: ")
+        return ids
+
+    def _encode_chat(self, prompt: ChatPrompt, must_fit: bool) -> list[int]:
+        messages = json.loads(prompt.messages)
         options = ChatOptions(
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
@@ -110,7 +124,26 @@ class PromptEncoder:
             template_kwargs=json.loads(prompt.template_kwargs),
         )
         with _time_limit(self._timeout_s):
-            return encode_chat(self._tokenizer, json.loads(prompt.messages), options)
+            if must_fit and self._is_too_long(len(prompt.messages)):
+                # What counts is what the template makes, which may leave out most of it.
+                self._check_length(len(render_chat(self._tokenizer, messages, options)))
+            return encode_chat(self._tokenizer, messages, options)
+
+    def _is_too_long(self, num_characters: int) -> bool:
+        """Return whether no text of so many characters fits; tokenizing it would tell, but late."""
+        limits, span = self.limits, self._span
+        return (
+            limits is not None
+            and span is not None
+            and num_characters > span * (limits.max_seq_len - 1)
+        )
+
+    def _check_length(self, num_characters: int) -> None:
+        if self._is_too_long(num_characters):
+            raise RequestError(
+                f"prompt: has {num_characters} characters, and a token has at most {self._span}; "
+                f"{self._room()}"
+            )
 
     def _check(self, ids: list[int]) -> None:
         """Refuse what the scheduler would refuse, in the words of whoever wrote the request."""
@@ -118,10 +151,14 @@ class PromptEncoder:
             raise RequestError("prompt: is empty; at least one token is needed")
         self._check_vocabulary(ids, "prompt: ")
         if self.limits is not None and len(ids) >= self.limits.max_seq_len:
-            raise RequestError(
-                f"prompt: has {len(ids)} tokens; prompt and output together may have "
-                f"{self.limits.max_seq_len}, and at least one is sampled, even with max_tokens 0"
-            )
+            raise RequestError(f"prompt: has {len(ids)} tokens; {self._room()}")
+
+    def _room(self) -> str:
+        assert self.limits is not None, "there is a limit"
+        return (
+            f"prompt and output together may have {self.limits.max_seq_len}, and at least one is "
+            "sampled, even with max_tokens 0"
+        )
 
     def _check_vocabulary(self, ids: list[int], where: str = "") -> None:
         if self.limits is None or not ids:

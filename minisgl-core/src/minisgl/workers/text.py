@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING
 
 from minisgl.message.queues import PullQueue, PushQueue
@@ -51,16 +52,21 @@ class TextWorker:
 
     def run_forever(self) -> None:
         """Work until an `ExitMsg` comes."""
+        prompts: deque[object] = deque()
         while True:
-            messages = self._inbox.receive(block=True)
-            # Running streams first: a long prompt may take its time.
-            self._handle_results(messages)
-            for message in messages:
-                if isinstance(message, ExitMsg):
-                    return
-                self._handle_prompt(message)
+            messages = self._inbox.receive(block=not prompts)
+            # Running streams first, and again after each prompt: a long one may take its time.
+            prompts += self._handle_results(messages)
+            if not prompts:
+                continue
+            message = prompts.popleft()
+            if isinstance(message, ExitMsg):
+                return
+            self._handle_prompt(message)
 
-    def _handle_results(self, messages: list[object]) -> None:
+    def _handle_results(self, messages: list[object]) -> list[object]:
+        """Turn tokens into text, and return the other messages."""
+        others: list[object] = []
         replies: list[object] = []
         aborts: list[AbortMsg] = []
         for message in messages:
@@ -73,10 +79,13 @@ class TextWorker:
                     aborts += stopped
                 case FlushReply() | StatsReply():
                     replies.append(message)
+                case _:
+                    others.append(message)
         if aborts:
             self._scheduler.send(aborts)
         if replies:
             self._server.send(replies)
+        return others
 
     def _handle_prompt(self, message: object) -> None:
         match message:

@@ -92,7 +92,7 @@ class CompletionRoutes:
                 text = await asking(client.decode(prompt), "prompt")
             first = None
             if body.logprobs is not None:
-                reply = await asking(client.count(prompt, is_special))
+                reply = await asking(client.count(prompt, is_special, must_fit=True))
                 prompt, first = reply.token_ids, next(iter(reply.tokens), "")
             told.append(prompt)
             echoes.append(Echo(str(text), first))
