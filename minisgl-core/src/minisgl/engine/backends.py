@@ -72,7 +72,7 @@ class EngineBackends:
         }
         return chosen if self.moe is None else chosen | {"moe": self.moe.one.name}
 
-    def all(self) -> tuple[SelectedBackend, ...]:
+    def selected(self) -> tuple[SelectedBackend, ...]:
         """Return all backends; one that serves several phases stands there for each."""
         attn = self.attention
         rest = [s for s in (self.kernels, self.moe, self.comm, self.model) if s is not None]

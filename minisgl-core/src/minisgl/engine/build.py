@@ -150,7 +150,7 @@ class _Builder:
                 *self._request.logits_processors,
             ),
             backends=self._backends.names(),
-            picked=self._backends.all(),
+            picked=self._backends.selected(),
         )
         engine = Engine(parts, self._request.show_progress)
         notify_engine_ready(hooks, replace(info, start_s=time.perf_counter() - started))
