@@ -46,6 +46,13 @@ def test_requests_of_any_length_are_near_the_reference(
     check(make(loader, case), case, seq_lens)
 
 
+# More than a warp has lanes, so that some of them add up several lengths.
+@pytest.mark.parametrize("num_sms", [2, 30])
+def test_a_batch_may_have_many_requests(loader: Loader, num_sms: int) -> None:
+    case = AttentionCase(replace(SHAPE, head_dim=64, num_qo_heads=2, max_reqs=70, max_seq_len=96))
+    check(make(loader, case, num_sms=num_sms), case, [1 + 37 * i % 96 for i in range(70)])
+
+
 @pytest.mark.parametrize("page_size", [1, 5, 16, 64])
 def test_pages_may_have_any_size(loader: Loader, page_size: int) -> None:
     case = AttentionCase(replace(SHAPE, head_dim=64, page_size=page_size))
