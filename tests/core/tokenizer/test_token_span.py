@@ -8,7 +8,7 @@ from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from minisgl.tokenizer.span import most_characters_per_token
+from minisgl.tokenizer.span import TextSpan, text_span
 
 BYTES = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 MODEL = models.BPE({**BYTES, "ab": 256, "abab": 257}, [("a", "b"), ("ab", "ab")])
@@ -22,25 +22,34 @@ def span(
     normalizer: Normalizer | None = None,
     pre_tokenizer: PreTokenizer | None = None,
     added: AddedToken | None = None,
-) -> int | None:
+) -> TextSpan | None:
     tokenizer = Tokenizer(model)
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.ByteLevel()
     if added is not None:
         tokenizer.add_tokens([added])
-    return most_characters_per_token(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    return text_span(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
 
 
 def test_it_is_the_longest_token() -> None:
-    assert span() == 4
-    assert span(added=AddedToken("<|special|>", special=True)) == 11
-    assert span(normalizer=SENTENCEPIECE) == 4
+    assert span() == TextSpan(4)
+    assert span(added=AddedToken("<|special|>", special=True)) == TextSpan(11)
+    assert span(normalizer=SENTENCEPIECE) == TextSpan(4)
 
 
 def test_composed_characters_count_in_full() -> None:
-    assert span(normalizer=normalizers.NFC()) == 16
+    assert span(normalizer=normalizers.NFC()) == TextSpan(16)
     assert len("\u03b1\u0313\u0300\u0345") == 4  # of which NFC makes one
+
+
+def test_ascii_without_a_token_does_not_count() -> None:
+    """As in the demo model, which has none for some control characters."""
+    left_out = {letter: i for letter, i in BYTES.items() if letter not in "\u0104\u00f1"}
+    found = span(models.BPE(left_out, []))
+    assert found == TextSpan(1, lost="\x04")
+    assert found.least_tokens("a\x04b\x04\U00040000") == 3
+    assert span(models.BPE({k: i for k, i in BYTES.items() if k != "\u0122"}, [])) is None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from minisgl.message.types import UserMsg
 from minisgl.tokenizer.chat import ChatOptions, encode_chat, render_chat
 from minisgl.tokenizer.encode import encode_text
 from minisgl.tokenizer.pieces import TokenPieces
-from minisgl.tokenizer.span import most_characters_per_token
+from minisgl.tokenizer.span import text_span
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,7 +61,7 @@ class PromptEncoder:
         self.limits: LimitsMsg | None = None
         self._tokenizer = tokenizer
         self._pieces = pieces
-        self._span = most_characters_per_token(tokenizer)
+        self._span = text_span(tokenizer)
         self._timeout_s = timeout_s
 
     def tokenize(self, message: TokenizeMsg) -> list[UserMsg] | RefusedMsg:
@@ -105,7 +105,7 @@ class PromptEncoder:
             ids = prompt
         elif isinstance(prompt, str):
             if must_fit:
-                self._check_length(len(prompt))
+                self._check_length(prompt)
             ids = encode_text(self._tokenizer, prompt, add_special_tokens)
         else:
             ids = self._encode_chat(prompt, must_fit)
@@ -124,25 +124,23 @@ class PromptEncoder:
             template_kwargs=json.loads(prompt.template_kwargs),
         )
         with _time_limit(self._timeout_s):
-            if must_fit and self._is_too_long(len(prompt.messages)):
+            if must_fit and self._is_too_long(prompt.messages):
                 # What counts is what the template makes, which may leave out most of it.
-                self._check_length(len(render_chat(self._tokenizer, messages, options)))
+                self._check_length(render_chat(self._tokenizer, messages, options))
             return encode_chat(self._tokenizer, messages, options)
 
-    def _is_too_long(self, num_characters: int) -> bool:
-        """Return whether no text of so many characters fits; tokenizing it would tell, but late."""
-        limits, span = self.limits, self._span
-        return (
-            limits is not None
-            and span is not None
-            and num_characters > span * (limits.max_seq_len - 1)
-        )
+    def _is_too_long(self, text: str) -> bool:
+        """Return whether a text cannot fit; tokenizing it would tell, but late."""
+        if self.limits is None or self._span is None:
+            return False
+        return self._span.least_tokens(text) >= self.limits.max_seq_len
 
-    def _check_length(self, num_characters: int) -> None:
-        if self._is_too_long(num_characters):
+    def _check_length(self, text: str) -> None:
+        if self._is_too_long(text):
+            assert self._span is not None, "it is what tells"
             raise RequestError(
-                f"prompt: has {num_characters} characters, and a token has at most {self._span}; "
-                f"{self._room()}"
+                f"prompt: has {len(text)} characters, and a token has at most "
+                f"{self._span.most_characters}; {self._room()}"
             )
 
     def _check(self, ids: list[int]) -> None:
