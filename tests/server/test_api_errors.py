@@ -79,6 +79,31 @@ def test_a_wrong_value_is_a_400_that_names_it(http: httpx.Client, name: str, val
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"n": 0}, "n 0: must be an integer from 1 to 4"),
+        ({"n": 5}, "n 5: must be an integer from 1 to 4"),
+        ({"n": 1.5}, "n 1.5: must be a valid integer"),
+        ({"stream": "yes"}, 'stream "yes": must be a valid boolean'),
+        ({"seed": 2**64}, f"seed {2**64}: must be less than or equal to {2**64 - 1}"),
+        ({"stop_token_ids": [5, -1]}, "stop_token_ids[1] -1: must be greater than or equal to 0"),
+        ({"logit_bias": {"5": "x"}}, 'logit_bias.5 "x": must be a valid number'),
+        ({"logit_bias": [5]}, "logit_bias [5]: must be a JSON object"),
+        ({"model": ["m" * 99]}, f'model ["{"m" * 58}…: must be a valid string'),
+        ({"stream_options": {"x": 1}}, "stream_options.x: is not a parameter of this endpoint"),
+        ({"stream_options": []}, "stream_options []: must be a JSON object"),
+        ({"stop": ["a"] * 65}, "stop: 65 strings, may be at most 64"),
+        ({"prompt": ["a"] * 9}, "prompt: 9 prompts, may be at most 8 (--max-prompts)"),
+    ],
+)
+def test_the_value_and_what_is_allowed_are_told(
+    http: httpx.Client, body: dict[str, Any], message: str
+) -> None:
+    error = error_of(http.post(COMPLETE, json={"prompt": "a"} | body))
+    assert (error["message"], error["param"]) == (message, next(iter(body)))
+
+
 @pytest.mark.parametrize("prompt", [[-1], [1.5], [[1.5]], [1, "a"], {"text": "a"}, 5])
 def test_a_prompt_of_no_kind_is_told_what_kinds_there_are(http: httpx.Client, prompt: Any) -> None:
     message = error_of(http.post(COMPLETE, json={"prompt": prompt}))["message"]
@@ -127,6 +152,7 @@ def test_tools_are_refused_and_not_ignored(http: httpx.Client, name: str) -> Non
     "messages",
     [
         [],
+        None,
         [{"content": "no role"}],
         ["text"],
         [{"role": "user", "content": 5}],

@@ -169,7 +169,8 @@ def _prompts(
     if not prompt:
         raise ApiError(400, "prompt: is an empty list", param="prompt")
     if len(prompt) > max_prompts and not isinstance(prompt[0], int):
-        raise ApiError(400, f"prompt: may hold at most {max_prompts} prompts", param="prompt")
+        message = f"prompt: {len(prompt)} prompts, may be at most {max_prompts} (--max-prompts)"
+        raise ApiError(400, message, param="prompt")
     ids = [each for each in prompt if isinstance(each, int)]
     if ids:
         return [ids]

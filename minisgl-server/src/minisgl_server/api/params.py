@@ -26,8 +26,9 @@ def sampling_params(body: GenerationRequest, max_choices: int) -> SamplingParams
     """
     given: dict[str, Any] = {"temperature": 1.0}  # Any: fields of many types
     given |= {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
-    if body.n is not None and body.n > max_choices:
-        raise ApiError(400, f"n: must be at most {max_choices}", param="n")
+    if body.n is not None and not 1 <= body.n <= max_choices:
+        message = f"n {body.n}: must be an integer from 1 to {max_choices}"
+        raise ApiError(400, message, param="n")
     if body.stop is not None:
         given["stop"] = _stops(body.stop)
     if body.stop_token_ids:
@@ -88,7 +89,7 @@ def _max_tokens(body: GenerationRequest) -> int | None:
 def _stops(stop: str | list[str]) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > MAX_STOPS:
-        raise ApiError(400, f"stop: may have at most {MAX_STOPS} strings", param="stop")
+        raise ApiError(400, f"stop: {len(stops)} strings, may be at most {MAX_STOPS}", param="stop")
     if not all(stops):
         raise ApiError(400, "stop: an empty string would stop everything", param="stop")
     return tuple(stops)

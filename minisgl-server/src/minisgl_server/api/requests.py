@@ -20,6 +20,13 @@ BODY_TIMEOUT_S = 60.0
 MAX_DEPTH = 64
 """Arrays and objects inside one another."""
 
+_MAX_SHOWN = 60  # characters of a wrong value
+_WORDS = (  # from pydantic's to ours
+    (r"^(Input|List) should", "must"),
+    (r" after validation, not \d+$", ""),
+    (r"a valid dictionary( or instance of \w+)?", "a JSON object"),
+)
+
 
 async def read_model(request: Request, model: type[_Model], max_bytes: int) -> _Model:
     """Read a request's body into ``model``.
@@ -84,19 +91,31 @@ def describe(error: ValidationError, model: type[BaseModel]) -> ApiError:
     """Turn the first complaint of a model into an error."""
     detail = error.errors(include_url=False, include_context=False)[0]
     message = detail["msg"].removeprefix("Value error, ")
-    # What follows the first part may be the branch of a union, which is no name of a parameter.
-    param = str(detail["loc"][0]) if detail["loc"] else None
-    if param is None and (match := re.match(r"([a-z_]+): ", message)):
-        return ApiError(400, message, param=match[1])
+    if not detail["loc"]:
+        match = re.match(r"([a-z_]+): ", message)
+        return ApiError(400, message, param=match[1] if match else None)
+    param = str(detail["loc"][0])
     if detail["type"] == "extra_forbidden":
-        message = "is not a parameter of this endpoint"
-        param = str(detail["loc"][-1])
-    elif detail["type"] == "missing":
-        message = "is missing"
-    elif param in model.model_fields and (what := model.model_fields[param].description):
+        where = ".".join(map(str, detail["loc"]))
+        return ApiError(400, f"{where}: is not a parameter of this endpoint", param=param)
+    if detail["type"] == "missing":
+        return ApiError(400, f"{param}: is missing", param=param)
+    # What follows the first part may be the branch of a union, which is no name of a parameter.
+    where, field = param, model.model_fields.get(param)
+    if field is not None and (what := field.description):
         # It may be several things, and the complaint is that it is not the first of them.
-        message = f"must be {what[0].lower()}{what[1:]}"
-    return ApiError(400, f"{param}: {message}" if param else message, param=param)
+        return ApiError(400, f"{param}: must be {what[0].lower()}{what[1:]}", param=param)
+    for part in detail["loc"][1:]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}"
+    for pattern, ours in _WORDS:
+        message = re.sub(pattern, ours, message)
+    return ApiError(400, f"{where} {_shown(detail['input'])}: {message}", param=param)
+
+
+def _shown(value: object) -> str:
+    """Write a value as JSON, shortened where it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def _depth(content: object, left: int) -> int:
