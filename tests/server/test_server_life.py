@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from minisgl.message.folder import SocketFolder
+from tests.server.idle import gauge
 from tests.server.server_process import ServerProcess, events
 
 LONG = {"prompt": "a", "ignore_eos": True, "max_tokens": 1900, "stream": True}
@@ -80,12 +82,25 @@ def test_a_signal_lets_open_requests_finish(
 
 
 def test_draining_has_a_limit(tiny_model: Path, tmp_path: Path, paced: dict[str, str]) -> None:
+    """What is cut off is told so, in a stream and outside of one."""
     with ServerProcess(tiny_model, tmp_path, "--drain-timeout-s=0", **paced) as server:
         server.wait_until_ready()
-        with open_stream(server) as response:
+        url, body = f"{server.url}/v1/completions", LONG | {"stream": False}
+        with (
+            ThreadPoolExecutor(1) as pool,
+            open_stream(server) as response,
+            server.client() as http,
+        ):
+            lines = response.iter_lines()
+            plain = pool.submit(httpx.post, url, json=body, timeout=120)
+            server.wait_for(lambda: gauge(http, "num_requests_running") == 2)
             assert server.end() == 0
-            with pytest.raises(httpx.HTTPError):  # it was cut off
-                assert "[DONE]" in response.read().decode()
+            event = events("\n".join(lines))[-1]
+            errors = [json.loads(event)["error"], plain.result().json()["error"]]
+        assert plain.result().status_code == 503
+        assert [error["code"] for error in errors] == ["aborted", "aborted"]
+        assert "--drain-timeout-s" in errors[0]["message"]
+        assert "Traceback" not in server.log
         assert server.leftovers() == []
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import zmq
 
@@ -233,8 +233,7 @@ class EngineClient:
     def fail(self, detail: str) -> None:
         """The workers are gone: end everything that is open with an error."""
         self.failure = detail
-        for uid in list(self._open):
-            self._finish(FinishedText(uid, "error", detail))
+        self._end_all("error", detail)
         waiters = [*self._questions.values(), *self._stats_waiters, *self._flush_waiters]
         self._questions.clear()
         self._stats_waiters.clear()
@@ -242,6 +241,10 @@ class EngineClient:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(CapacityError(detail))
+
+    def cut_off(self, detail: str) -> None:
+        """End everything that is open, without a word to the workers: they end next."""
+        self._end_all("abort", detail)
 
     def send_exit(self) -> None:
         """Tell every worker to end."""
@@ -345,6 +348,10 @@ class EngineClient:
                 sequence.call.put(Piece(sequence.index, text, logprob))
         for finished in message.finished:
             self._finish(finished)
+
+    def _end_all(self, reason: Literal["abort", "error"], detail: str) -> None:
+        for uid in list(self._open):
+            self._finish(FinishedText(uid, reason, detail))
 
     def _finish(self, finished: FinishedText) -> None:
         sequence = self._open.pop(finished.uid, None)

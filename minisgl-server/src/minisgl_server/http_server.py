@@ -20,7 +20,7 @@ from minisgl_server.state import ServerState
 logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75
-_FAREWELL_S = 1.0  # after a worker's death, for errors to be read and /health to be seen
+_FAREWELL_S = 1.0  # for last errors to be read, and /health to be seen after a worker's death
 
 
 class HttpServer:
@@ -58,7 +58,7 @@ class HttpServer:
                 ws="none",
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s),
+                timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + _FAREWELL_S),
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
             )
@@ -105,13 +105,23 @@ class HttpServer:
         logger.info("ready: serving %s at %s (OpenAI clients: base_url %s/v1)", names, url, url)
 
     def _drain(self, name: str) -> None:
+        limit_s = self._state.settings.drain_timeout_s
         logger.info(
             "%s: no new requests; %d sequences get up to %g s to finish",
             name,
             self._state.client.num_open,
-            self._state.settings.drain_timeout_s,
+            limit_s,
         )
         self._server.should_exit = True
+        # Before uvicorn's limit, which would cut them off without an answer.
+        asyncio.get_running_loop().call_later(limit_s, self._cut_off)
+
+    def _cut_off(self) -> None:
+        """End what has not finished in time, with an error that says so."""
+        num_open = self._state.client.num_open
+        if num_open:
+            logger.warning("%d sequences did not finish in time (--drain-timeout-s)", num_open)
+            self._state.client.cut_off("the server ends, and its --drain-timeout-s is over")
 
     def _on_death(self) -> None:
         """Fail what is open, be unhealthy for a moment, then end."""
