@@ -94,19 +94,18 @@ def describe(error: ValidationError, model: type[BaseModel]) -> ApiError:
     if not detail["loc"]:
         match = re.match(r"([a-z_]+): ", message)
         return ApiError(400, message, param=match[1] if match else None)
-    param = str(detail["loc"][0])
+    first, *rest = detail["loc"]
+    param = str(first)
+    where = param + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in rest)
     if detail["type"] == "extra_forbidden":
-        where = ".".join(map(str, detail["loc"]))
         return ApiError(400, f"{where}: is not a parameter of this endpoint", param=param)
     if detail["type"] == "missing":
-        return ApiError(400, f"{param}: is missing", param=param)
+        return ApiError(400, f"{where}: is missing", param=param)
     # What follows the first part may be the branch of a union, which is no name of a parameter.
-    where, field = param, model.model_fields.get(param)
+    field = model.model_fields.get(param)
     if field is not None and (what := field.description):
         # It may be several things, and the complaint is that it is not the first of them.
         return ApiError(400, f"{param}: must be {what[0].lower()}{what[1:]}", param=param)
-    for part in detail["loc"][1:]:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}"
     for pattern, ours in _WORDS:
         message = re.sub(pattern, ours, message)
     return ApiError(400, f"{where} {_shown(detail['input'])}: {message}", param=param)
