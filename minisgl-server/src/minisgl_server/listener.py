@@ -71,12 +71,14 @@ def check_tls(settings: ServerSettings) -> None:
 
 def _bind_tcp(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise SettingsError(f"--host {host}: is no address of this machine: {error}") from error
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol too: only on connections that name it does asyncio send small pieces at once
+    # (TCP_NODELAY). Else they wait for the client to acknowledge what came before, 40 ms each.
+    listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
