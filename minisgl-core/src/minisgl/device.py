@@ -12,6 +12,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from minisgl.errors import SettingsError
@@ -93,6 +94,22 @@ def pick_device(name: str, rank: int = 0) -> torch.device:
 def empty_host(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Allocate ``[num_bytes]`` uint8 on the host, pinned where ``device`` copies from it."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copy an array to a device behind what was submitted to it, without waiting for that.
+
+    A copy from memory that is not pinned waits for everything in front of it.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Submit a copy to the host, into pinned memory, so that nobody waits for it here."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def empty_parameter(

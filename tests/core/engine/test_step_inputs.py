@@ -8,7 +8,7 @@ import torch
 
 from minisgl.core import Batch, Context, Req, SamplingParams, StepArrays
 from minisgl.engine.inputs import StepInputs
-from minisgl.engine.packed import Staging
+from minisgl.engine.packed import GrowingStaging, Staging
 from minisgl.engine.row_params import RowParams
 from minisgl.kvcache.pool import KVPool, PoolShape
 
@@ -154,8 +154,8 @@ def test_page_updates_that_do_not_fit_beside_a_step_go_by_themselves(
 
 def test_larger_steps_find_larger_buffers(steps: Steps, copies: list[int]) -> None:
     batch = steps.batch([(0, MAX_PAGES * PAGE_SIZE - 1)] * NUM_ROWS)
-    bulk = steps.inputs._bulk = Staging(64, CPU)
+    steps.inputs._bulk = GrowingStaging(CPU, num_bytes=64)
     steps.inputs.load_prefill(batch)
     assert len(copies) == 1
-    assert copies[0] > bulk.num_bytes
+    assert copies[0] > 64
     assert values(batch.positions) == list(range(MAX_PAGES * PAGE_SIZE - 1)) * NUM_ROWS

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from minisgl.core import Batch, Context, Req, SamplingParams, StepArrays
 from minisgl.device import Stream
 from minisgl.distributed.contract import Communicator
 from minisgl.engine.contract import EngineLimits, ForwardOutput, StepEngine
-from minisgl.engine.edits import LogitEditor
+from minisgl.engine.edited import EditedSampler, SampledStep
 from minisgl.engine.graph import GraphKey, GraphRunner, StepOutput
 from minisgl.engine.inputs import StepInputs
 from minisgl.engine.logprobs import PendingLogprobs, PendingScores, ScorePlan, plan_scores
@@ -25,7 +24,7 @@ from minisgl.engine.prefill_graph import PrefillGraphs, PrefillStep
 from minisgl.engine.row_params import RowParams
 from minisgl.engine.slots import StepTensors
 from minisgl.models.contract import Model
-from minisgl.ops.contract import SamplingHints, SamplingInputs
+from minisgl.ops.contract import SamplingHints
 from minisgl.plugin.records import LogitsProcessor
 from minisgl.plugin.selection import SelectedBackend
 
@@ -59,16 +58,6 @@ class EngineParts:
     picked: tuple[SelectedBackend, ...] = ()
 
 
-class _Sampled(NamedTuple):
-    """A step that has sampled from the plain logits, and whom its rows belong to."""
-
-    output: StepOutput
-    tensors: StepTensors
-    reqs: list[Req]
-    rows: np.ndarray  # of the page table
-    seq_lens: np.ndarray
-
-
 class Engine(StepEngine):
     """Computes steps, in order, on one stream of one device."""
 
@@ -91,9 +80,7 @@ class Engine(StepEngine):
         self._params = RowParams(
             num_rows, parts.limits.vocab_size, parts.base_seed, bool(parts.logits_processors)
         )
-        self._editor = LogitEditor(
-            parts.limits.vocab_size, parts.device, parts.limits.eos_token_ids
-        )
+        self._edited = EditedSampler(self._ctx, self._params, parts.limits, parts.logits_processors)
         self._stream = Stream(parts.device)
         self._flat_pool = self._ctx.token_pool.view(-1)
         self._outputs = OutputRing(num_rows, parts.device)
@@ -134,8 +121,7 @@ class Engine(StepEngine):
             req for req, is_last in zip(batch.reqs, batch.is_sampled, strict=True) if is_last
         ]
         self._params.admit(sampled)
-        for req in sampled:
-            self._editor.admit(req)
+        self._edited.admit(sampled)
         scores = plan_scores(batch)
         num_rows = len(sampled) + len(scores.rows)
         num_tokens = int((host.seq_lens - host.cached_lens).sum())
@@ -164,7 +150,7 @@ class Engine(StepEngine):
         is_all_greedy = self._params.is_all_greedy(rows)
         tokens = self._sample(logits[:n], tensors, is_all_greedy, self._params.hints(rows))
         output, reqs = StepOutput(logits[:n], tokens), [batch.reqs[i] for i in sampled]
-        return self._finish(_Sampled(output, tensors, reqs, rows, seq_lens), pending)
+        return self._finish(SampledStep(output, reqs, rows, seq_lens), pending)
 
     def _decode(self, batch: Batch) -> ForwardOutput:
         """Compute one token of each request, from a graph where one fits."""
@@ -181,7 +167,7 @@ class Engine(StepEngine):
             self._ctx.attn_backend.prepare_for_replay(batch)
             output = self._graphs.replay(GraphKey(size, is_all_greedy))
         output = StepOutput(output.logits[:n], output.tokens[:n])
-        return self._finish(_Sampled(output, tensors, batch.reqs, rows, host.seq_lens))
+        return self._finish(SampledStep(output, batch.reqs, rows, host.seq_lens))
 
     def _decode_step(
         self,
@@ -212,35 +198,13 @@ class Engine(StepEngine):
         self._flat_pool.index_copy_(0, tensors.write_loc, tokens)
         return tokens
 
-    def _finish(self, step: _Sampled, scores: PendingScores | None = None) -> ForwardOutput:
+    def _finish(self, step: SampledStep, scores: PendingScores | None = None) -> ForwardOutput:
         """Sample again where logits are to be edited, and bring everything to the host."""
-        tokens = step.output.tokens
-        edited = self._params.edited(step.rows, step.seq_lens)
-        if len(edited):
-            tokens = self._sample_edited(step, edited)
+        tokens = self._edited.sample(step)
         logprobs = None
         if self._params.has_logprobs(step.rows):
             logprobs = PendingLogprobs(step.output.logits, tokens, step.reqs)
         return self._outputs.launch(tokens, logprobs, scores)
-
-    def _sample_edited(self, step: _Sampled, indices: np.ndarray) -> torch.Tensor:
-        """Sample some rows again, with penalties, bias and processors, and overwrite their tokens.
-
-        Returns:
-            ``[num_rows]`` int32 tokens of all rows.
-        """
-        tensors, index = step.tensors, torch.from_numpy(indices).to(self.device)
-        rows, reqs = step.rows[indices], [step.reqs[i] for i in indices]
-        token_loc = tensors.token_loc
-        newest = None if token_loc is None else self._flat_pool[token_loc[index]]
-        edited = self._editor.edit(step.output.logits[index], reqs, step.seq_lens[indices], newest)
-        for processor in self._parts.logits_processors:
-            processor(edited, reqs)
-        inputs = SamplingInputs(*(t[index] for t in tensors.sampling))
-        is_all_greedy, hints = self._params.is_all_greedy(rows), self._params.hints(rows)
-        tokens = self._ctx.kernels.sample(edited, inputs, is_all_greedy, hints)
-        self._flat_pool.index_copy_(0, tensors.write_loc[index], tokens)
-        return step.output.tokens.index_copy(0, index, tokens)
 
     def _capture(self, show_progress: bool) -> None:
         """Capture every decode graph, largest first so that their memory is shared."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from minisgl.core import Batch, Context, StepArrays
-from minisgl.engine.packed import Staging, layout_of, packed_bytes
+from minisgl.engine.packed import GrowingStaging, Staging, packed_bytes
 from minisgl.engine.prefill_graph import MAX_SAMPLED
 from minisgl.engine.row_params import RowParams, sampling_inputs
 from minisgl.engine.slots import DecodeSlot, PrefillSlot, StepTensors, prefill_layout
@@ -42,7 +42,7 @@ class StepInputs:
         # The rows leave room for page updates, which come behind them, and for alignment.
         self._rows_bytes = _ROW_BYTES * (max_running_reqs + 16)
         self._decode = Staging(self._rows_bytes, self._device)
-        self._bulk = Staging(1 << 16, self._device)
+        self._bulk = GrowingStaging(self._device)
         self._slots: dict[int, DecodeSlot] = {}
         self._prefill: Staging | None = None
         self._prefill_slots: dict[int, PrefillSlot] = {}
@@ -59,7 +59,7 @@ class StepInputs:
         views = slot.host[self._decode.acquire()]
         self._fill_decode(views, host, batch.size)
         updates = self._page_updates(host, self._decode.num_bytes - slot.num_bytes)
-        self._write_page_table(_send(self._decode, slot.num_bytes, updates))
+        self._write_page_table(self._decode.send(updates, slot.num_bytes))
         self.attach(batch, slot)
         return slot.tensors
 
@@ -148,7 +148,7 @@ class StepInputs:
         }
         step = self._open_prefill(size, int(bounds[-1]), len(wanted), packed_bytes(along))
         self._fill_prefill(step.host, batch, bounds, wanted)
-        views = _send(step.staging, step.num_bytes, along) | step.device
+        views = step.staging.send(along, step.num_bytes) | step.device
         self._write_page_table(views)
         batch.padded_size = batch.size
         for name in (*step.device, "table_idx", "seq_lens", "cu_seqlens_q"):
@@ -189,7 +189,7 @@ class StepInputs:
         """Find room for the inputs of a prefill, and for so many bytes behind them."""
         if size is None:
             layout = prefill_layout(num_tokens, num_rows)
-            bulk = self._bulk_of(layout.num_bytes + num_more_bytes)
+            bulk = self._bulk.of(layout.num_bytes + num_more_bytes)
             host = layout.arrays(bulk.memory[bulk.acquire()])
             return _OpenPrefill(bulk, layout.num_bytes, host, layout.views(bulk.device))
         slot, staging = self.prefill_slot(size), self._prefill
@@ -252,48 +252,13 @@ class StepInputs:
         updates = {"page_loc": loc, "page_ids": host.page_ids}
         if num_free_bytes is None or packed_bytes(updates) <= num_free_bytes:
             return updates
-        staging = self._bulk_of(packed_bytes(updates))
-        staging.acquire()
-        self._write_page_table(_send(staging, 0, updates))
+        self._write_page_table(self._bulk.send(updates))
         return {}
 
     def _write_page_table(self, views: Mapping[str, torch.Tensor]) -> None:
         """Scatter the uploaded `_page_updates`, if there were any."""
         if "page_loc" in views:
             self._flat_page_table.index_copy_(0, views["page_loc"], views["page_ids"])
-
-    def _bulk_of(self, num_bytes: int) -> Staging:
-        """Return the buffers for steps of any size, which hold at least so many bytes.
-
-        What they hold is good until the next step, whose copy comes behind every kernel of this
-        one on the stream.
-        """
-        if num_bytes > self._bulk.num_bytes:
-            self._bulk = Staging(2 * num_bytes, self._device)
-        return self._bulk
-
-
-def _send(
-    staging: Staging, num_bytes: int, arrays: Mapping[str, np.ndarray]
-) -> dict[str, torch.Tensor]:
-    """Bring a step to the device in one go.
-
-    Args:
-        staging: Acquired.
-        num_bytes: At the start of its host buffer, which have been written already.
-        arrays: To be written behind them.
-
-    Returns:
-        The arrays on the device.
-    """
-    if not arrays:
-        staging.submit(num_bytes)
-        return {}
-    layout = layout_of(arrays, start=num_bytes)
-    for name, view in layout.arrays(staging.memory[staging.current]).items():
-        view[:] = arrays[name]
-    staging.submit(layout.num_bytes)
-    return layout.views(staging.device)
 
 
 def _host(batch: Batch) -> StepArrays:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from minisgl.core import Batch, Req
+from minisgl.device import to_device, to_host
 from minisgl.engine.contract import PromptScores, TokenLogprobs
 
 
@@ -25,9 +26,11 @@ class PendingLogprobs:
         """
         wanted = [(i, r.sampling_params.logprobs) for i, r in enumerate(reqs)]
         self._counts = [(row, count) for row, count in wanted if count is not None]
-        rows = torch.tensor([row for row, _ in self._counts], device=logits.device)
+        if len(self._counts) < len(reqs):
+            rows = to_device(np.array([row for row, _ in self._counts]), logits.device)
+            logits, token_ids = logits[rows], token_ids[rows]
         num_top = max(count for _, count in self._counts)
-        self._entries = _Entries(logits[rows], token_ids[rows], num_top)
+        self._entries = _Entries(logits, token_ids, num_top)
 
     def collect(self) -> dict[int, TokenLogprobs]:
         """Return row to log-probabilities; the step's event has been waited for."""
@@ -80,7 +83,7 @@ class PendingScores:
             plan: What they are about; not empty.
         """
         self._spans = plan.spans
-        targets = torch.from_numpy(plan.targets).to(logits.device)
+        targets = to_device(plan.targets, logits.device)
         self._entries = _Entries(logits, targets, max(span[3] for span in plan.spans))
 
     def collect(self) -> list[PromptScores]:
@@ -103,7 +106,7 @@ class _Entries:
         norms = values.logsumexp(dim=-1, keepdim=True)
         chosen = (values.gather(1, tokens[:, None]) - norms)[:, 0]
         top = values.topk(min(num_top, values.shape[1]), dim=-1)
-        self._host = [_to_host(t) for t in (tokens, chosen, top.indices, top.values - norms)]
+        self._host = [to_host(t) for t in (tokens, chosen, top.indices, top.values - norms)]
 
     def collect(self, counts: Sequence[int]) -> list[TokenLogprobs]:
         """Return one entry per row, with so many of the likeliest tokens each."""
@@ -112,9 +115,3 @@ class _Entries:
             TokenLogprobs(token, logprob, tuple(ids[:count]), tuple(values[:count]))
             for count, token, logprob, ids, values in columns
         ]
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Submit a copy to the host, into pinned memory, so that nobody waits for it here."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return host.copy_(tensor, non_blocking=True)

@@ -120,3 +120,47 @@ class Staging:
         if host is not self.device:
             self.device[:num_bytes].copy_(host[:num_bytes], non_blocking=True)
             self._events[self.current].record()
+
+    def send(self, arrays: Mapping[str, np.ndarray], num_bytes: int = 0) -> dict[str, torch.Tensor]:
+        """Bring arrays to the device, with what lies in front of them, in one go.
+
+        Args:
+            arrays: To be written to the acquired host buffer.
+            num_bytes: At its start, which have been written already.
+
+        Returns:
+            The arrays on the device.
+        """
+        if not arrays:
+            self.submit(num_bytes)
+            return {}
+        layout = layout_of(arrays, start=num_bytes)
+        for name, view in layout.arrays(self.memory[self.current]).items():
+            view[:] = arrays[name]
+        self.submit(layout.num_bytes)
+        return layout.views(self.device)
+
+
+class GrowingStaging:
+    """Staging for steps of any size.
+
+    What it holds is good until the next step, whose copy comes behind every kernel of this one on
+    the stream.
+    """
+
+    def __init__(self, device: torch.device, num_bytes: int = 1 << 16) -> None:
+        """Make room for so many bytes at first."""
+        self._device = device
+        self._staging = Staging(num_bytes, device)
+
+    def of(self, num_bytes: int) -> Staging:
+        """Return buffers that hold at least so many bytes."""
+        if num_bytes > self._staging.num_bytes:
+            self._staging = Staging(2 * num_bytes, self._device)
+        return self._staging
+
+    def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Bring arrays to the device, in one copy, and return them there."""
+        staging = self.of(packed_bytes(arrays))
+        staging.acquire()
+        return staging.send(arrays)
