@@ -47,7 +47,7 @@ class EditedSampler:
         limits: EngineLimits,
         processors: Sequence[LogitsProcessor],
     ) -> None:
-        """Start without requests.
+        """Start without requests, on the stream that the steps will run on.
 
         Args:
             ctx: Of the engine, filled.
@@ -90,7 +90,8 @@ class EditedSampler:
         )
         logits, is_whole = step.output.logits, len(indices) == len(step.reqs)
         chosen = logits if is_whole else logits.index_select(0, views["index"])
-        edited = chosen.to(torch.float32, copy=True)
+        # Biases are added at places of the flat logits, whatever strides the model left.
+        edited = chosen.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         self._editor.apply(plan, views, edited)
         reqs = step.reqs if is_whole else [step.reqs[i] for i in indices]
         for processor in self._processors:

@@ -21,9 +21,12 @@ class EditPlan:
     """What a step edits, as its host knows it.
 
     Attributes:
-        arrays: To be brought to the device, one-dimensional.
-        num_tokens: Most tokens of a row, 0 when no row has a repetition penalty.
-        num_outputs: Most output tokens of a row, 0 when none has another penalty.
+        arrays: To be brought to the device. Of each row, ``[num_rows]``: ``begins`` (its first
+            place in the flat token pool), ``prompt_lens`` and ``lens`` (tokens), int64;
+            ``repetition``, ``presence`` and ``frequency``, float32. And ``[num_biases]``, where
+            there are any: ``bias``, float32, and ``bias_loc``, its place in the flat logits, int64.
+        num_tokens: Most tokens of a row with a repetition penalty, 0 when there is none.
+        num_outputs: Most output tokens of a row with another penalty, 0 when there is none.
     """
 
     arrays: dict[str, np.ndarray]
@@ -43,7 +46,8 @@ class LogitEditor:
         """Start without requests.
 
         Args:
-            token_pool: See `Context`; prompts with penalties are written to it.
+            token_pool: ``[num_rows + 1, max_seq_len]`` int32, see `Context`; prompts with
+                penalties are written to it.
             vocab_size: Columns of the logits.
             eos_token_ids: Not to be sampled before a request's ``min_tokens``.
         """
@@ -84,8 +88,8 @@ class LogitEditor:
         """Say what is to be edited.
 
         Args:
-            rows: ``[num_rows]`` rows of the page table.
-            seq_lens: ``[num_rows]`` tokens before the one to be sampled.
+            rows: ``[num_rows]`` int32 rows of the page table, at least one.
+            seq_lens: ``[num_rows]`` int32 tokens before the one to be sampled.
         """
         lens, prompt_lens = seq_lens.astype(np.int64), self._prompt_lens[rows]
         repetition, presence, frequency = self._penalties[rows].T
@@ -99,11 +103,12 @@ class LogitEditor:
             "frequency": frequency,
             **self._bias_of(rows, seq_lens),
         }
-        has_others = presence.any() or frequency.any()
+        # What is gathered is as wide as the longest row, so one without penalties does not count.
+        has_others = (presence != 0) | (frequency != 0)
         return EditPlan(
             arrays,
-            num_tokens=int(lens.max()) if (repetition != 1).any() else 0,
-            num_outputs=int(num_outputs.max()) if has_others else 0,
+            num_tokens=int(lens[repetition != 1].max(initial=0)),
+            num_outputs=int(num_outputs[has_others].max(initial=0)),
         )
 
     def apply(

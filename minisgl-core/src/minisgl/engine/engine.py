@@ -80,7 +80,6 @@ class Engine(StepEngine):
         self._params = RowParams(
             num_rows, parts.limits.vocab_size, parts.base_seed, bool(parts.logits_processors)
         )
-        self._edited = EditedSampler(self._ctx, self._params, parts.limits, parts.logits_processors)
         self._stream = Stream(parts.device)
         self._flat_pool = self._ctx.token_pool.view(-1)
         self._outputs = OutputRing(num_rows, parts.device)
@@ -89,7 +88,11 @@ class Engine(StepEngine):
         # Weights, pools and tables were filled on the default stream, perhaps not to the end yet.
         self._stream.wait_for_current()
         with self._origin, torch.inference_mode(), self._stream.activate():
+            # Their buffers grow: what a step still reads must go back to this stream's memory.
             self._inputs = StepInputs(self._ctx, self._params, num_rows)
+            self._edited = EditedSampler(
+                self._ctx, self._params, parts.limits, parts.logits_processors
+            )
             self._warm_up()
             self._capture(show_progress)
             self._capture_prefill(show_progress)
