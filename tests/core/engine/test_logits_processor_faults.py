@@ -22,7 +22,12 @@ from tests.core.engine.engine_harness import make_engine
 from tests.tiny_models import TinyModel, save_tiny_model
 
 PROMPTS = ([5, 9, 200, 31], [7] * 19, [300, 12, 4, 4, 18])
-PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
+# The steps that are run again must penalise no token twice.
+PARAMS = (
+    SamplingParams(max_tokens=6, ignore_eos=True, repetition_penalty=1.5, presence_penalty=-2.0),
+    SamplingParams(max_tokens=6, ignore_eos=True),
+    SamplingParams(max_tokens=6, frequency_penalty=2.0, logit_bias={2: 100.0}, min_tokens=6),
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,8 @@ def run(
     cache = RadixCache(CacheConfig(engine.limits.page_size))
     config = SchedulerConfig(is_checked_every_step=True)
     scheduler = Scheduler(engine, cache, FcfsPolicy(PolicyConfig()), line, config)
-    line.put(UserMsg(uid, np.array(ids, np.int32), PARAMS) for uid, ids in enumerate(PROMPTS))
+    for uid, (ids, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+        line.put([UserMsg(uid, np.array(ids, np.int32), params)])
     ended: dict[int, FinishedReq] = {}
     tokens: dict[int, list[int]] = {uid: [] for uid in range(len(PROMPTS))}
     while scheduler.has_work or line.has_messages:
