@@ -220,7 +220,8 @@ class Context:
         page_table: ``[num_rows + 1, max_pages]`` int32 page numbers on the device; the last row is
             the padding row, all on the dummy page.
         token_pool: ``[num_rows + 1, max_seq_len]`` int32 on the device: each sampled token, at its
-            place in the sequence, for the decode step that reads it; prompts come from the host.
+            place in the sequence, for the decode step that reads it. Prompts come from the host;
+            in the pool are only those whose tokens are penalised.
         kernels: The op table.
         comm: The collectives of this rank's tensor-parallel group.
         kv_pool: The paged KV pool.
