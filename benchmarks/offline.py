@@ -12,8 +12,8 @@ Rows (all with ``ignore_eos``; each after one warm-up of the same kind):
 * ``prefill``: 64 × 512 in, 1 out; prompt tokens per second.
 * ``ttft``: one request of 128 tokens, 1 out; median milliseconds.
 
-``start`` is the time from the start of this process until the engine is ready, and how much of it is
-``LLM(...)``; the rest is Python and its imports.
+``start`` is the time from the start of this process until the engine is ready, and how much of it
+is ``LLM(...)``; the rest is Python and its imports.
 """
 
 from __future__ import annotations
@@ -120,9 +120,8 @@ def main() -> None:
             results[name] = ROWS[name](llm)
             figures = ", ".join(f"{k} {v:,.2f}" for k, v in results[name].items())
             print(f"{args.shape:14} {name:8} {figures}", flush=True)
-        print(
-            f"{args.shape:14} start    process_s {start['process_s']:.2f}, llm_s {start['llm_s']:.2f}"
-        )
+        figures = ", ".join(f"{k} {v:.2f}" for k, v in start.items())
+        print(f"{args.shape:14} start    {figures}")
         llm.shutdown()
     if args.json:
         args.json.write_text(json.dumps({"shape": args.shape, "settings": settings} | results))
