@@ -37,7 +37,7 @@ PARAMS = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edited") / "tiny"
-    save_tiny_model(folder, TinyModel(arch="qwen3"))
+    save_tiny_model(folder, TinyModel(arch="qwen3", head_dim=128))
     return folder
 
 
@@ -72,15 +72,22 @@ def test_edited_requests_say_what_they_say_on_a_cpu(model: Path, largest_graph: 
             assert a["logprob"] == pytest.approx(b["logprob"], abs=1e-3)
 
 
+@pytest.mark.parametrize("attention", ["auto", "fi"])
 @pytest.mark.parametrize("largest_graph", [0, 8])
 @pytest.mark.parametrize(
     "of", [slice(0, 6), slice(1, 2), slice(4, 5)], ids=["mixed", "penalty", "logprobs"]
 )
 def test_the_host_waits_for_no_step_that_it_launches(
-    model: Path, largest_graph: int, of: slice
+    model: Path, attention: str, largest_graph: int, of: slice
 ) -> None:
     # Else the host prepares the next step only when the device has nothing to do.
-    engine = make_engine(model, device="cuda", cuda_graph_max_bs=largest_graph)
+    engine = make_engine(
+        model,
+        device="cuda",
+        dtype="bfloat16",
+        attn=attention,
+        cuda_graph_max_bs=largest_graph,
+    )
     driver = StepDriver(engine)
     prompts = zip(PROMPTS[of], PARAMS[of], strict=True)
     reqs = [driver.admit(i, prompt, params) for i, (prompt, params) in enumerate(prompts)]
