@@ -68,12 +68,16 @@ class Call:
         if self.is_left:
             return
         self._pieces.append(piece)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self.wake()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be read."""
+        return not self._pieces and (self.is_ended or self.is_left)
 
     async def next(self) -> list[Piece]:
-        """Wait until there is something, and return all of it; empty at the end."""
-        if not self._pieces and not self.is_ended and not self.is_left:
+        """Wait until there is something, and return all of it; empty at the end, and when woken."""
+        if not self._pieces and not self.is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -82,13 +86,17 @@ class Call:
         pieces, self._pieces = self._pieces, []
         return pieces
 
+    def wake(self) -> None:
+        """Let the reader go on, although there may be nothing for it."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def leave(self, reason: str) -> None:
         """Stop whatever still runs; safe to call at any time, and more than once."""
         if self.is_left:
             return
         self.is_left = True
         self._pieces = []
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self.wake()
         if not self.is_ended:
             self._on_leave(self, reason)

@@ -6,8 +6,8 @@ import asyncio
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from minisgl_server.call import Call, Piece
 from minisgl_server.state import ServerState
 
 DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _KEEP_ALIVE = b": still here\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,6 +47,8 @@ class CallStream(Response, ABC):
         self._call = call
         self._answer_id = answer_id
         self._is_started = False
+        self._heard_s = 0.0  # when the newest pieces came, by the loop's clock
+        self._timer: asyncio.TimerHandle
 
     @abstractmethod
     def events_of(self, pieces: list[Piece]) -> bytes:
@@ -63,7 +66,8 @@ class CallStream(Response, ABC):
         """Send the events; a client that leaves aborts the call."""
         try:
             async with answering(self._state, self._call, self._answer_id, receive):
-                await self._run(send)
+                with self._waking():
+                    await self._run(send)
         except ApiError as error:
             if not self._is_started:
                 raise
@@ -82,14 +86,33 @@ class CallStream(Response, ABC):
         await _send(send, last, is_last=True)
 
     async def _next(self, send: Send) -> list[Piece]:
-        """Wait for pieces, with a sign of life after each while without any."""
-        while True:
-            try:
-                async with asyncio.timeout(self._state.settings.keep_alive_s):
-                    return await self._call.next()
-            except TimeoutError:
-                await self._start(send)
-                await _send(send, _KEEP_ALIVE)
+        """Wait for pieces, with a sign of life whenever woken without any."""
+        while not (pieces := await self._call.next()) and not self._call.is_over:
+            await self._start(send)
+            await _send(send, _KEEP_ALIVE)
+        self._heard_s = asyncio.get_running_loop().time()
+        return pieces
+
+    @contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Wake who waits for pieces after each while without any.
+
+        One timer for all of the stream: a time limit for each wait costs more than an event.
+        """
+        self._heard_s = asyncio.get_running_loop().time()
+        self._watch()
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        loop, pause_s = asyncio.get_running_loop(), self._state.settings.keep_alive_s
+        now_s = loop.time()
+        if now_s >= self._heard_s + pause_s:
+            self._call.wake()
+            self._heard_s = now_s
+        self._timer = loop.call_at(self._heard_s + pause_s, self._watch)
 
     async def _start(self, send: Send) -> None:
         if not self._is_started:
@@ -127,8 +150,7 @@ def new_id(prefix: str) -> str:
 
 def event(content: dict[str, Any]) -> bytes:  # JSON
     """Write one server-sent event."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    return f"data: {_encode(content)}\n\n".encode()
 
 
 async def _send(send: Send, body: bytes, is_last: bool = False) -> None:
