@@ -16,6 +16,8 @@ ADDED = {
     "python -m benchmarks.cpu_limits start": "--rounds 1",
     "python -m benchmarks.cpu_vs_hf": "--rounds 1 --rows first_token",
     "python -m benchmarks.offline": "--shape tiny --rows ttft",
+    "python -m benchmarks.sampling_costs": "--shape tiny --batches 1 --max-tokens 8 --rounds 1",
+    "python -m benchmarks.server_overhead": "--shape tiny --max-tokens 4 --rounds 1",
     "python benchmarks/radix.py": "--repeat 1",
     "python benchmarks/scheduler_host.py": "--batch-sizes 4 --steps 20",
     "pytest tests/moe_triton/check_fused_layers.py": "-k test_half_types",
