@@ -19,6 +19,7 @@ from minisgl.plugin.manager import PluginManager
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.build import SchedulerBackends
 from minisgl.scheduler.io import OfflineIO
+from minisgl.tokenizer.eos import eos_token_ids
 from minisgl.weights.resolve import open_configured
 from tests.tp.rank_pool import RankPool
 
@@ -73,7 +74,8 @@ def settings_for(folder: Path, **settings: Any) -> tuple[Settings, PluginManager
 def make_request(folder: Path, settings: Mapping[str, Any]) -> RankRequest:
     filled, manager = settings_for(folder, **settings)
     files = open_configured(filled, manager)
-    engine = EngineRequest(filled, manager, files)
+    ends = eos_token_ids(files, files.load_tokenizer())  # as the other ranks find them
+    engine = EngineRequest(filled, manager, files, eos_token_ids=ends)
     return RankRequest(
         engine=engine,
         backends=SchedulerBackends.resolve(manager, filled, describe_to_probes(engine)),

@@ -34,10 +34,18 @@ def test_unseeded_requests_differ_between_starts_and_not_between_ranks(
     assert all(a != b for i, a in enumerate(outputs) for b in outputs[:i])
 
 
-def test_seeded_requests_sample_what_they_do_on_one_rank(
-    model_folder: ModelFolder, pool: RankPool
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=12, temperature=1.0, top_p=0.9, seed=3, ignore_eos=True),
+        SamplingParams(max_tokens=12, repetition_penalty=1.5, presence_penalty=0.5),
+        SamplingParams(max_tokens=12, min_tokens=5, logit_bias={2: 100.0, 17: 5.0}),
+    ],
+    ids=["seed", "penalties", "least length"],
+)
+def test_requests_get_what_they_get_on_one_rank(
+    model_folder: ModelFolder, pool: RankPool, params: SamplingParams
 ) -> None:
-    params = SamplingParams(max_tokens=12, temperature=1.0, top_p=0.9, seed=3, ignore_eos=True)
     folder = model_folder("tiny", TINY)
     with open_group(folder, 1, pool) as one:
         expected = one.generate(PROMPTS, params)
