@@ -100,6 +100,9 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Copy an array to a device behind what was submitted to it, without waiting for that.
 
     A copy from memory that is not pinned waits for everything in front of it.
+
+    Returns:
+        A tensor of the array's shape and dtype; the array may be changed at once.
     """
     if device.type == "cpu":
         return torch.from_numpy(array.copy())
@@ -107,7 +110,11 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Submit a copy to the host, into pinned memory, so that nobody waits for it here."""
+    """Submit a copy to the host, into pinned memory, so that nobody waits for it here.
+
+    Returns:
+        A tensor of the same shape and dtype; filled when an `Event` that is recorded now has come.
+    """
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)
 
