@@ -18,36 +18,46 @@ from minisgl_moe_triton.settings import FusedSettings
 from tests.moe_triton.moe_case import DEVICE, Layer, Sizes, small_tiles, tiled_backend
 
 
-@pytest.mark.parametrize("is_renormalized", [True, False])
-@pytest.mark.parametrize("num_tokens", [1, 2, 7, 64, 257])
+def slowly(*values: object) -> object:
+    """A case that goes the way of others: the interpreter takes a second for each."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "is_renormalized"),
+    [
+        (1, True), (2, True), (7, True), (64, True), (257, True),
+        (1, False), slowly(2, False), slowly(7, False), (64, False), slowly(257, False),
+    ],
+)  # fmt: skip
 def test_any_number_of_tokens(num_tokens: int, is_renormalized: bool) -> None:
     Layer(Sizes(is_renormalized=is_renormalized)).check(num_tokens)
 
 
-@pytest.mark.parametrize("top_k", range(1, 9))
+@pytest.mark.parametrize("top_k", [1, *map(slowly, (2, 3, 4)), 5, *map(slowly, (6, 7)), 8])
 @pytest.mark.parametrize("num_tokens", [1, 9])
 def test_any_number_of_experts_per_token(top_k: int, num_tokens: int) -> None:
     Layer(Sizes(top_k=top_k, hidden_size=32, intermediate_size=16)).check(num_tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("num_tokens", [1, 20, 70])
+@pytest.mark.parametrize("num_tokens", [1, 20, slowly(70)])
 def test_half_types(num_tokens: int, dtype: torch.dtype) -> None:
     Layer(Sizes(dtype=dtype)).check(num_tokens)
 
 
 @pytest.mark.parametrize("sizes", [(33, 17), (16, 1), (50, 70)])
-@pytest.mark.parametrize("num_tokens", [1, 19, 65])
+@pytest.mark.parametrize("num_tokens", [1, slowly(19), 65])
 def test_odd_sizes(sizes: tuple[int, int], num_tokens: int) -> None:
     Layer(Sizes(5, 3, *sizes)).check(num_tokens)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 66])
+@pytest.mark.parametrize("num_tokens", [1, slowly(5), 66])
 def test_more_experts_than_slots(num_tokens: int) -> None:
     Layer(Sizes(60, 4, 32, 16)).check(num_tokens)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 17, 66])
+@pytest.mark.parametrize("num_tokens", [1, slowly(17), 66])
 def test_all_tokens_on_the_same_experts(num_tokens: int) -> None:
     layer = Layer(Sizes())
     layer.check(num_tokens, layer.logits(1).expand(num_tokens, -1).contiguous())
@@ -61,7 +71,7 @@ def test_experts_that_no_token_chose(num_tokens: int) -> None:
     layer.check(num_tokens, logits)
 
 
-@pytest.mark.parametrize("group_m", [1, 2, 4])
+@pytest.mark.parametrize("group_m", [slowly(1), 2, slowly(4)])
 @pytest.mark.parametrize("num_tokens", [20])
 def test_many_tiles_in_each_direction(tmp_path: Path, num_tokens: int, group_m: int) -> None:
     sizes = Sizes()
@@ -76,7 +86,7 @@ def test_blocks_in_halves(tmp_path: Path, num_tokens: int) -> None:
     Layer(sizes, backend).check(num_tokens)
 
 
-@pytest.mark.parametrize("has_tma", [False, True])
+@pytest.mark.parametrize("has_tma", [slowly(False), True])
 def test_ways_to_load(tmp_path: Path, has_tma: bool) -> None:
     # 40 columns are no multiple of a tile: where gate ends, rows of up are loaded and not stored.
     for sizes in (Sizes(), Sizes(5, 3, 56, 24)):
@@ -91,7 +101,7 @@ def test_one_token_in_many_tiles(tmp_path: Path) -> None:
     Layer(sizes, backend).check(1)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 6, 66])
+@pytest.mark.parametrize("num_tokens", [1, slowly(6), 66])
 def test_of_equal_logits_the_first_experts_are_chosen(num_tokens: int) -> None:
     layer = Layer(Sizes())
     x = layer.randn(num_tokens, 48)

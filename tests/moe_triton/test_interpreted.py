@@ -17,8 +17,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-CHECKS = sorted(path.name for path in HERE.glob("check_*.py"))
+CHECKS = sorted(map(str, HERE.glob("check_*.py")))
 TIMEOUT_S = 300
+# Sizes and types that `check_fused_layers.py` has as well, and many rounds of two backends.
+LONG = "float16 or 60x4 or 256x352 or 128 or share_nothing"
 
 
 def run_interpreted(*arguments: str) -> None:
@@ -31,16 +33,19 @@ def run_interpreted(*arguments: str) -> None:
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_interpreted_kernels_pass(name: str) -> None:
-    run_interpreted(str(HERE / name))
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_interpreted_kernels_pass(which: str) -> None:
+    run_interpreted(*CHECKS, "-m", which)
 
 
-def test_interpreted_kernels_conform(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "which", [f"not ({LONG})", pytest.param(LONG, marks=pytest.mark.slow)], ids=["usual", "long"]
+)
+def test_interpreted_kernels_conform(tmp_path: Path, which: str) -> None:
     ini = tmp_path / "pytest.ini"
     ini.write_text("[pytest]\n")
     run_interpreted(
         *("-c", str(ini), "--rootdir", str(tmp_path), "-p", "minisgl.testing.plugin"),
         *("--pyargs", "minisgl.testing", "--backend-device", "cpu"),
-        *("--backend", "moe:minisgl_moe_triton.plugin:MOE"),
+        *("--backend", "moe:minisgl_moe_triton.plugin:MOE", "-k", which),
     )
