@@ -37,7 +37,7 @@ from minisgl.scheduler.table import TableManager
 
 logger = logging.getLogger(__name__)
 
-_CHECK_SHARE = 100  # an idle check may take one part in so many of the time between checks
+_CHECK_SHARE = 1000  # an idle check may take one part in so many of the time between checks
 
 
 class Scheduler:
