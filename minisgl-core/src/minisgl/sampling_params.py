@@ -24,7 +24,10 @@ class SamplingParams:
     Attributes:
         max_tokens: Tokens to generate at most, at least 1; ``None`` means up to the context limit.
             0 goes with ``prompt_logprobs``, for whoever wants nothing else.
-        min_tokens: End-of-sequence tokens and stop token ids are not sampled before this many.
+        min_tokens: Tokens among which no end-of-sequence token and no stop token id is sampled, and
+            whose text is not searched for stop strings: one must end in text of later tokens. It
+            may begin before, and the text is then cut there. A character is text of the token
+            that completes it.
         temperature: 0 is greedy.
         top_k: Keep the k most likely tokens; -1 keeps all.
         top_p: Keep the smallest set of tokens whose probability reaches this, in (0, 1].
@@ -40,7 +43,7 @@ class SamplingParams:
         prompt_logprobs: The same for each prompt token but the first, which has nothing before it.
             The prompt is then computed in full, whatever the prefix cache has of it.
         stop: Strings that end the text; they are not part of it.
-        stop_token_ids: Token ids that end the request.
+        stop_token_ids: Token ids that end the request, all of the model's vocabulary.
         ignore_eos: Go on after an end-of-sequence token.
         skip_special_tokens: Leave special tokens out of the text.
         n: Completions of the same prompt.
@@ -117,8 +120,13 @@ class SamplingParams:
         """Refuse token ids that a model does not have.
 
         Raises:
-            RequestError: `logit_bias` has one.
+            RequestError: `logit_bias` or `stop_token_ids` has one.
         """
+        for i, token_id in enumerate(self.stop_token_ids):
+            if token_id >= vocab_size:
+                raise RequestError(
+                    f"stop_token_ids[{i}] {token_id}: must be from 0 to {vocab_size - 1}"
+                )
         for token_id in self.logit_bias:
             if token_id >= vocab_size:
                 raise RequestError(

@@ -207,6 +207,11 @@ def test_an_exception_in_a_step_leaves_the_object_usable(
             "logit_bias of token id 320: must be from 0 to 319",
         ),
         (
+            ["a"],
+            SamplingParams(stop_token_ids=(319, 320)),
+            r"stop_token_ids\[1\] 320: must be from 0 to 319",
+        ),
+        (
             [[5] * 96],
             SamplingParams(max_tokens=0, prompt_logprobs=1),
             "at least one is sampled, even with max_tokens 0",
@@ -228,6 +233,7 @@ def test_a_bad_prompt_is_refused_before_anything_runs(
     [
         ({"max_tokens": 2}, "sampling_params: must be SamplingParams, not {'max_tokens': 2}"),
         (SamplingParams(logit_bias={320: 1.0}), "logit_bias of token id 320: must be from 0 to"),
+        (SamplingParams(stop_token_ids=(320,)), r"stop_token_ids\[0\] 320: must be from 0 to 319"),
     ],
 )
 def test_a_stream_refuses_bad_parameters_at_the_call(
