@@ -50,7 +50,9 @@ class Generation:
     def _detokenizer(self) -> IncrementalDetokenizer:
         """Made for the first token: before it, the device waits for the host."""
         params = self._params
-        return IncrementalDetokenizer(self._pieces, params.skip_special_tokens, tuple(params.stop))
+        return IncrementalDetokenizer(
+            self._pieces, params.skip_special_tokens, tuple(params.stop), params.min_tokens
+        )
 
     def add_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take the log-probabilities of the next prompt tokens."""

@@ -224,6 +224,90 @@ def test_a_stop_string_that_only_the_flush_completes_counts() -> None:
     assert detokenizer.stop_reason == "a\ufffd"
 
 
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+@settings(deadline=None)  # machines differ
+@given(data=st.data())
+def test_a_stop_string_ends_in_text_of_tokens_after_the_first(
+    kind: str, data: st.DataObject
+) -> None:
+    tokenizer, pieces = tokenizer_of(kind)
+    parts = data.draw(st.lists(st.sampled_from(parts_of(kind)), max_size=8))
+    ids = joined(parts)
+    text = decode_at_once(tokenizer, ids)
+    start = data.draw(st.integers(0, max(0, len(text) - 1)))
+    stop = text[start : start + data.draw(st.integers(1, 3))] or "x"
+    min_tokens = data.draw(st.integers(0, len(ids) + 1))
+    num_whole = sum(len(joined(parts[: i + 1])) <= min_tokens for i in range(len(parts)))
+    num_early = len(decode_at_once(tokenizer, joined(parts[:num_whole])))
+    found = text.find(stop, max(0, num_early + 1 - len(stop)))
+    detokenizer = IncrementalDetokenizer(pieces, stop=[stop], min_tokens=min_tokens)
+    assert "".join(stream(detokenizer, ids)) == (text if found < 0 else text[:found])
+    assert detokenizer.stop_reason == (None if found < 0 else stop)
+
+
+def parts_of(kind: str) -> list[list[int]]:
+    """Return single tokens, and the tokens of characters that are written by several."""
+    tokenizer, _ = tokenizer_of(kind)
+    if kind == "byte-level":
+        return [tokenizer.encode(text) for text in ("a", " ", "\n", "é", "🙂")]
+    words = [[id_of(tokenizer, token)] for token in ("a", "b", "\u2581the", "\u2581", "é")]
+    if kind in ("metaspace", "wordpiece"):
+        return words  # byte tokens are plain words there
+    return [*words, *([3 + byte for byte in text.encode()] for text in (" ", "\n", "é", "🙂"))]
+
+
+def joined(parts: list[list[int]]) -> list[int]:
+    return [token_id for part in parts for token_id in part]
+
+
+def test_a_newline_that_is_a_byte_token_is_text_of_that_token() -> None:
+    tokenizer, pieces = tokenizer_of("sentencepiece")
+    a, newline = id_of(tokenizer, "a"), 3 + ord("\n")
+    detokenizer = IncrementalDetokenizer(pieces, stop=["\n"], min_tokens=2)
+    assert "".join(stream(detokenizer, [a, newline, a, newline, a])) == "a\na"
+    assert detokenizer.stop_reason == "\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "num_pending"),
+    [
+        ("byte-level", ["a", "ð"], 0),  # what is complete was given out
+        ("sentencepiece", ["a"], 0),
+        ("sentencepiece", ["<0x41>", "<0xE4>"], 1),
+        ("sentencepiece", ["<0xFF>", "<0x41>"], 2),  # no text, so a U+FFFD for each
+        ("sentencepiece", ["<0x20>", "<0x20>"], 1),  # the first one is stripped
+        ("sentencepiece", ["a", "<0x20>"], 1),
+        ("metaspace", ["a"], 0),
+        ("metaspace", ["a", f"{SPACE}\ufffd"], 1),  # the space
+    ],
+)
+def test_complete_characters_that_are_not_certain_are_counted(
+    kind: str, tokens: list[str], num_pending: int
+) -> None:
+    tokenizer, pieces = tokenizer_of(kind)
+    stream = pieces.stream()
+    for token in tokens:
+        stream.push(id_of(tokenizer, token))
+    assert stream.num_pending() == num_pending
+
+
+def test_tokens_that_are_not_shown_are_among_the_first_too() -> None:
+    tokenizer, pieces = tokenizer_of("byte-level")
+    detokenizer = IncrementalDetokenizer(pieces, stop=["Z"], min_tokens=2)
+    assert "".join(stream(detokenizer, [*tokenizer.encode("Z"), 4, *tokenizer.encode("Z")])) == "Z"
+    assert detokenizer.stop_reason == "Z"
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_what_the_flush_adds_is_early_text_without_a_later_token(kind: str) -> None:
+    tokenizer, pieces = tokenizer_of(kind)
+    half = tokenizer.encode("🙂")[:1] if kind == "byte-level" else [3 + 0xF0]
+    for min_tokens, stop in ((1, None), (0, "\ufffd")):
+        detokenizer = IncrementalDetokenizer(pieces, stop=["\ufffd"], min_tokens=min_tokens)
+        assert "".join(stream(detokenizer, half)) == ("" if stop else "\ufffd")
+        assert detokenizer.stop_reason == stop
+
+
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece", "metaspace"])
 @pytest.mark.parametrize("token_id", [1, 5, 262])
 def test_the_time_is_linear_whatever_the_tokens(kind: str, token_id: int) -> None:

@@ -51,6 +51,51 @@ def test_of_two_that_end_together_the_longer_one_counts() -> None:
     assert matcher.matched == "abc"
 
 
+def test_early_text_ends_no_stop_string_but_may_begin_one() -> None:
+    matcher = StopMatcher(["END"])
+    assert [matcher.push("END EN", num_early=6), matcher.push("D END")] == ["END ", ""]
+    assert matcher.matched == "END"
+
+
+def test_a_stop_string_that_is_held_for_a_longer_one_stays_out_of_the_search() -> None:
+    matcher = StopMatcher(["ab", "abab!"])
+    assert [matcher.push("abab", num_early=4), matcher.push("?"), matcher.finish()] == [
+        "",
+        "abab?",
+        "",
+    ]
+    assert matcher.matched is None
+
+
+@settings(deadline=None)  # machines differ
+@given(
+    text=st.text("ab", max_size=30),
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 30), max_size=6),
+    num_early=st.integers(0, 30),
+)
+def test_the_first_match_that_ends_after_the_early_text_counts(
+    text: str, stops: list[str], cuts: list[int], num_early: int
+) -> None:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    matcher = StopMatcher(stops)
+    shown = ""
+    for a, b in zip(edges, edges[1:], strict=False):
+        shown += matcher.push(text[a:b], min(max(0, num_early - a), b - a))
+    shown += matcher.finish()
+    ends = [
+        (end, -len(stop), stop)
+        for end in range(num_early + 1, len(text) + 1)
+        for stop in stops
+        if text.endswith(stop, 0, end)
+    ]
+    if ends:
+        end, _, stop = min(ends)
+        assert (shown, matcher.matched) == (text[: end - len(stop)], stop)
+    else:
+        assert (shown, matcher.matched) == (text, None)
+
+
 @settings(deadline=None)  # machines differ
 @given(
     text=st.text("ab", max_size=30),

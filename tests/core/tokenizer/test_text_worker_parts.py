@@ -167,6 +167,30 @@ def test_a_stop_string_aborts_once_and_the_end_says_stop(
     assert message.finished[0].num_output_tokens < len(ids)
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "stop", "text", "num_tokens"),
+    [
+        (0, "l", "hé", 4),
+        (4, "l", "hél", 5),  # é has two tokens
+        (4, "éll", "h", 5),
+        (2, "é", "h", 3),
+        (3, "é", "héllo", 6),
+    ],
+)
+def test_a_stop_string_ends_in_text_of_tokens_after_the_first(
+    decoder: TextDecoder, min_tokens: int, stop: str, text: str, num_tokens: int
+) -> None:
+    vocab = build_tokenizer().get_vocab()
+    ids = [vocab[token] for token in ("h", "Ã", "©", "l", "l", "o")]
+    decoder.start(StartedMsg(1, SamplingParams(stop=stop, min_tokens=min_tokens)))
+    message, aborts = decoder.decode(ResultMsg([1] * 6, ids, [FinishedReq(1, "length")]))
+    is_stopped = text != "héllo"
+    assert "".join(message.texts) == text
+    assert message.finished[0].reason == ("stop" if is_stopped else "length")
+    assert message.finished[0].num_output_tokens == num_tokens
+    assert len(aborts) == is_stopped
+
+
 def test_the_token_that_ends_a_request_has_no_text(decoder: TextDecoder) -> None:
     decoder.start(StartedMsg(1, SamplingParams(skip_special_tokens=False)))
     message, _ = decoder.decode(ResultMsg([1], [2], [FinishedReq(1, "stop", "", 2)]))

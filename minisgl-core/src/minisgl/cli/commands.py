@@ -76,7 +76,7 @@ def _add_sampling_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     integers = {
         "--max-tokens": "tokens to generate at most [default 128]",
-        "--min-tokens": "tokens before an end of sequence is allowed [default 0]",
+        "--min-tokens": "tokens before an end of sequence or a stop text counts [default 0]",
         "--top-k": "keep the k likeliest tokens; -1 keeps all [default -1]",
         "--seed": "makes sampling repeatable",
         "--n": "completions of each prompt [default 1]",

@@ -41,7 +41,9 @@ class TextDecoder:
         if message.uid in self._open:
             return
         params = message.sampling_params
-        text = IncrementalDetokenizer(self._pieces, params.skip_special_tokens, tuple(params.stop))
+        text = IncrementalDetokenizer(
+            self._pieces, params.skip_special_tokens, tuple(params.stop), params.min_tokens
+        )
         self._open[message.uid] = _Open(text)
 
     def decode(self, result: ResultMsg) -> tuple[TextMsg, list[AbortMsg]]:

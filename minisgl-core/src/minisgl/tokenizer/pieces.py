@@ -35,6 +35,10 @@ class PieceStream(ABC):
         """Take the next token and return the text that is now certain, maybe none."""
 
     @abstractmethod
+    def num_pending(self) -> int:
+        """Return how many characters the tokens so far complete, but are not yet certain."""
+
+    @abstractmethod
     def finish(self) -> str:
         """Return what was held back, an incomplete character as U+FFFD."""
 
@@ -112,6 +116,9 @@ class _ByteStream(PieceStream):
             return ""
         return self._decoder.decode(self._bytes_of(token_id))
 
+    def num_pending(self) -> int:
+        return 0
+
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -135,6 +142,14 @@ class _FallbackStream(PieceStream):
             self._run.append(int(match[1], 16))
             return ""
         return self._strip(self._end_run() + token)
+
+    def num_pending(self) -> int:
+        try:  # not final: bytes of an incomplete character at the end are no error
+            text, _ = codecs.utf_8_decode(self._run, "strict", False)
+        except UnicodeDecodeError:
+            text = _REPLACEMENT * len(self._run)
+        num_spaces = len(text) - len(text.lstrip(" "))
+        return len(text) - min(num_spaces, self._num_stripped)
 
     def finish(self) -> str:
         return self._strip(self._end_run())
@@ -183,6 +198,11 @@ class _WindowStream(PieceStream):
         if text.endswith(_REPLACEMENT) and num_held <= _MAX_HELD_TOKENS:
             return ""
         return self._tell(text)
+
+    def num_pending(self) -> int:
+        if len(self._window) == self._num_told:
+            return 0
+        return len(self._decode(self._window)[len(self._told) :].rstrip(_REPLACEMENT))
 
     def finish(self) -> str:
         if len(self._window) == self._num_told:

@@ -19,14 +19,22 @@ class StopMatcher:
         """Look for any of ``stops``, non-empty strings."""
         self._stops = tuple(stops)
         self._held = ""  # the end of the text so far, a proper prefix of a stop string
+        self._num_early = 0  # characters at the start of what is held in which no match may end
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """Take the next piece and return what can be shown; nothing once a stop was found."""
+    def push(self, text: str, num_early: int = 0) -> str:
+        """Take the next piece and return what can be shown; nothing once a stop was found.
+
+        Args:
+            text: The piece.
+            num_early: So many characters at its start end no stop string; one may begin in them.
+        """
         if self.matched is not None:
             return ""
         if not self._stops or not text:
             return text
+        if num_early:
+            self._num_early = len(self._held) + num_early
         text = self._held + text
         found = self._first_match(text)
         if found is not None:
@@ -36,6 +44,7 @@ class StopMatcher:
         num_held = max(_overlap(text, stop) for stop in self._stops)
         shown = len(text) - num_held
         self._held = text[shown:]
+        self._num_early = max(0, self._num_early - shown)
         return text[:shown]
 
     def finish(self) -> str:
@@ -48,7 +57,7 @@ class StopMatcher:
         matches = [
             (start + len(stop), start, stop)
             for stop in self._stops
-            if (start := text.find(stop)) >= 0
+            if (start := text.find(stop, max(0, self._num_early + 1 - len(stop)))) >= 0
         ]
         if not matches:
             return None
