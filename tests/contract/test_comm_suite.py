@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.distributed.contract import Communicator
+from minisgl.testing.conformance import test_comm
 from tests.contract import broken_comms as broken
 from tests.contract.suite_runs import path_of, run_suite, run_suites
 
@@ -53,8 +54,13 @@ def test_the_suite_names_the_rule_that_a_broken_communicator_breaks(
     ("comm", "part", "sentence"), LOSSES, ids=[loss[0].__name__ for loss in LOSSES]
 )
 def test_the_suite_finds_a_communicator_that_hides_a_dead_rank(
-    tmp_path: Path, comm: type[Communicator], part: str, sentence: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    comm: type[Communicator],
+    part: str,
+    sentence: str,
 ) -> None:
+    monkeypatch.setattr(test_comm, "NOTICE_S", 5.0)  # one of them does wait for ever
     failures = run_suite(tmp_path, name_of(comm), "-k", part)
     assert failures
     assert "CommError when another rank is gone" in failures[0]

@@ -121,9 +121,11 @@ def running(
     target: Callable[..., None], tasks: Sequence[object]
 ) -> Iterator[tuple[list[BaseProcess], Queue[Any]]]:  # Any: each target has its own answers
     """Run one process per task, until nobody needs them any more."""
-    spawn = multiprocessing.get_context("spawn")  # what has used CUDA cannot be forked
-    answers = spawn.Queue()
-    processes = [spawn.Process(target=target, args=(task, answers)) for task in tasks]
+    # What has used CUDA cannot be forked: one process only imports torch, and ranks are forks of it.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([run_rank.__module__, run_until_alone.__module__])
+    answers = context.Queue()
+    processes = [context.Process(target=target, args=(task, answers)) for task in tasks]
     for process in processes:
         process.start()
     try:
