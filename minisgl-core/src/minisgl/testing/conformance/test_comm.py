@@ -121,7 +121,7 @@ def running(
     target: Callable[..., None], tasks: Sequence[object]
 ) -> Iterator[tuple[list[BaseProcess], Queue[Any]]]:  # Any: each target has its own answers
     """Run one process per task, until nobody needs them any more."""
-    # What has used CUDA cannot be forked: one process only imports torch, and ranks are forks of it.
+    # What has used CUDA cannot be forked: ranks are forks of a process that only imports torch.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([run_rank.__module__, run_until_alone.__module__])
     answers = context.Queue()
