@@ -15,6 +15,7 @@ import pytest
 from minisgl.cli.main import main
 from minisgl.errors import SettingsError
 from minisgl_server.bench.base_url import BaseUrl, first_model, parse_base_url
+from minisgl_server.bench.connection_pool import ConnectionPool
 from minisgl_server.bench.http_stream import Timing, time_completion
 from minisgl_server.bench.workload import Task, trace_tasks
 
@@ -64,8 +65,12 @@ def ok(body: bytes, length: int | None = None) -> bytes:
 
 
 def complete(url: BaseUrl) -> Timing:
-    body = {"model": "m", "prompt": "p", "stream": True}
-    return asyncio.run(time_completion(url, body, "", 30))
+    async def run() -> Timing:
+        async with ConnectionPool(url) as pool:
+            body = {"model": "m", "prompt": "p", "stream": True}
+            return await time_completion(pool, body, "", 30)
+
+    return asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -203,8 +208,12 @@ def test_a_server_that_lists_no_models_is_told_from_none(
         (CHUNKED, "is cut"),
         (CHUNKED + b"9\r\ndat", "is cut"),
         (CHUNKED + b"zz\r\n", "is cut or no stream"),
+        (CHUNKED + b"1\r\nabc\r\n", "a chunk is longer than it says"),
+        (ok(b"data", length=9), "is cut or no stream of events: 5 of 9 bytes are missing"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "does not answer in HTTP"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\nlater", "status 503: later"),
     ],
-    ids=range(18),
+    ids=range(22),
 )
 def test_an_answer_that_is_no_completion_is_an_error_of_its_request(
     answering: Answering, answer: bytes, complaint: str

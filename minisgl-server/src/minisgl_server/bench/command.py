@@ -21,6 +21,7 @@ from minisgl_server.bench.base_url import (
     first_model,
     parse_base_url,
 )
+from minisgl_server.bench.connection_pool import ConnectionPool
 from minisgl_server.bench.flags import check_flags
 from minisgl_server.bench.http_stream import Timing, time_completion
 from minisgl_server.bench.plot import check_plot, write_plot
@@ -125,7 +126,7 @@ async def _send_all(
     gate = asyncio.Semaphore(arguments.concurrency or len(tasks))
     rng = random.Random(arguments.seed)
 
-    async def send(task: Task) -> Timing:
+    async def send(pool: ConnectionPool, task: Task) -> Timing:
         async with gate:
             body = {
                 "model": model,
@@ -135,17 +136,18 @@ async def _send_all(
                 "stream": True,
                 "stream_options": {"include_usage": True},
             } | ({"ignore_eos": True} if arguments.ignore_eos else {})
-            return await time_completion(url, body, arguments.api_key, arguments.request_timeout_s)
+            return await time_completion(pool, body, arguments.api_key, arguments.request_timeout_s)
 
     running = []
     start_s = time.perf_counter()
-    for task in tasks:
-        if task.arrival_s is not None:
-            await asyncio.sleep(start_s + task.arrival_s - time.perf_counter())
-        running.append(asyncio.create_task(send(task)))
-        if arguments.request_rate is not None and task.arrival_s is None:
-            await asyncio.sleep(rng.expovariate(arguments.request_rate))
-    return list(await asyncio.gather(*running))
+    async with ConnectionPool(url) as pool:
+        for task in tasks:
+            if task.arrival_s is not None:
+                await asyncio.sleep(start_s + task.arrival_s - time.perf_counter())
+            running.append(asyncio.create_task(send(pool, task)))
+            if arguments.request_rate is not None and task.arrival_s is None:
+                await asyncio.sleep(rng.expovariate(arguments.request_rate))
+        return list(await asyncio.gather(*running))
 
 
 def _one_line(text: str) -> str:

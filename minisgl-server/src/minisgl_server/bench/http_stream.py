@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from minisgl.errors import ProtocolError
-from minisgl_server.bench.base_url import BaseUrl
+from minisgl_server.bench.connection import LIMIT
+from minisgl_server.bench.connection_pool import ConnectionPool
+from minisgl_server.bench.http_answer import Answer
 
-_LIMIT = 1 << 24  # of one line, in bytes
 _SHOWN = 300  # letters of an answer that an error shows
 
 
@@ -55,16 +55,23 @@ class Timing:
 
 
 async def time_completion(
-    url: BaseUrl,
+    pool: ConnectionPool,
     body: dict[str, Any],  # JSON
     key: str,
     timeout_s: float,
 ) -> Timing:
-    """Stream a completion from ``url`` and time it; what goes wrong is in the result."""
+    """Stream a completion and time it; what goes wrong is in the result.
+
+    Args:
+        pool: Connections to the server.
+        body: What to ask for; a stream, with its usage.
+        key: Of the server, or empty.
+        timeout_s: Seconds that all of it may take, connecting included.
+    """
     timing = Timing(time.perf_counter())
     limit = asyncio.timeout(timeout_s)
     try:
-        async with limit, aclosing(_events(url, body, key)) as events:
+        async with limit, aclosing(_events(pool, body, key)) as events:
             async for event in events:
                 _note(timing, event)
     except ProtocolError as error:
@@ -101,7 +108,11 @@ def _note(timing: Timing, event: Any) -> None:  # JSON, of any shape
         timing.piece_s.append(time.perf_counter())
 
 
-async def _events(url: BaseUrl, body: dict[str, Any], key: str) -> AsyncGenerator[Any]:  # JSON
+async def _events(
+    pool: ConnectionPool,
+    body: dict[str, Any],  # JSON
+    key: str,
+) -> AsyncGenerator[Any]:  # JSON
     """Send a request and yield the events of its answer.
 
     Raises:
@@ -109,65 +120,45 @@ async def _events(url: BaseUrl, body: dict[str, Any], key: str) -> AsyncGenerato
         ValueError: The request cannot be sent.
         ProtocolError: The answer is no stream of events, or its status is not 200.
     """
-    context = ssl.create_default_context() if url.is_tls else None
-    reader, writer = await asyncio.open_connection(url.host, url.port, ssl=context, limit=_LIMIT)
-    try:
-        content = json.dumps(body).encode()
-        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
-        head = (
-            f"POST {url.path}/completions HTTP/1.1\r\nHost: {url.netloc}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-            f"Connection: close\r\n{authorization}\r\n"
-        )
-        writer.write(head.encode() + content)
-        await writer.drain()
-        is_chunked = await _read_head(reader)
-        async for line in _lines(reader, is_chunked):
+    content = json.dumps(body).encode()
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = (
+        f"POST {pool.url.path}/completions HTTP/1.1\r\nHost: {pool.url.netloc}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        f"{authorization}\r\n"
+    )
+    async with pool.ask(head.encode() + content) as answer:
+        if answer.status != b"200":
+            raise ProtocolError(f"status {answer.status.decode()}: {await _refusal(answer)}")
+        async for line in _lines(answer):
             if line.startswith(b"data: {"):
                 yield _parsed(line[6:])
-    finally:
-        writer.close()
 
 
-async def _read_head(reader: asyncio.StreamReader) -> bool:
-    """Return whether the body comes in chunks."""
-    try:
-        lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
-        protocol, status = lines[0].split()[:2]
-        if not (protocol.startswith(b"http/1.") and status.isdigit()):
-            raise ValueError("no status")
-    except (ValueError, EOFError, asyncio.LimitOverrunError) as error:
-        raise ProtocolError("the server does not answer in HTTP/1.1") from error
-    if status != b"200":
-        body = b""
-        while len(body) < _LIMIT and (data := await reader.read(1 << 16)):
-            body += data
-        text = body.decode(errors="replace")
-        raise ProtocolError(f"status {status.decode()}: {text[-_SHOWN:]}")
-    return b"transfer-encoding: chunked" in lines
+async def _refusal(answer: Answer) -> str:
+    """Return the end of what a server says in place of a completion."""
+    body = b""
+    # A refusal that is cut is one still, and its status says most of it.
+    with suppress(OSError, ValueError, EOFError, asyncio.LimitOverrunError):
+        async with aclosing(answer.body()) as pieces:
+            async for data in pieces:
+                body += data
+                if len(body) > LIMIT:
+                    break
+    return body.decode(errors="replace")[-_SHOWN:]
 
 
-async def _lines(reader: asyncio.StreamReader, is_chunked: bool) -> AsyncIterator[bytes]:
+async def _lines(answer: Answer) -> AsyncIterator[bytes]:
     rest = b""
     try:
-        async for data in _body(reader, is_chunked):
+        async for data in answer.body():
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 yield line
-            if len(rest) > _LIMIT:
+            if len(rest) > LIMIT:
                 raise ValueError("a line without end")
     except (ValueError, EOFError, asyncio.LimitOverrunError) as error:
         raise ProtocolError(f"the answer is cut or no stream of events: {error}") from error
-
-
-async def _body(reader: asyncio.StreamReader, is_chunked: bool) -> AsyncIterator[bytes]:
-    while is_chunked:
-        size = int((await reader.readuntil(b"\n")).split(b";")[0], 16)
-        if size == 0:
-            return
-        yield (await reader.readexactly(size + 2))[:-2]
-    while data := await reader.read(1 << 16):
-        yield data
 
 
 def _parsed(line: bytes) -> Any:  # JSON
