@@ -28,7 +28,7 @@ test-all: $(SETUP) ## Run every test; those that lack their device skip
 	$(BIN)/pytest
 
 test-wheels: $(SETUP) ## Build every wheel and use each in a clean environment
-	$(BIN)/pytest -m slow tests/packaging
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --max-worker-restart 0 -m slow tests/packaging
 
 lint: $(SETUP) ## Check format, style, types and import rules
 	$(BIN)/ruff format --check .

@@ -24,7 +24,7 @@ from tests.packaging.clean_environment import (
     outside,
     serving,
 )
-from tests.packaging.wheel_builds import WheelOf
+from tests.packaging.wheel_builds import GROUPED, WheelOf
 from tests.packaging.workspace import VERSION, Distribution, distributions
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def places(wheel_of: WheelOf, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return place
 
 
-@pytest.fixture(params=distributions(), ids=str)
+@pytest.fixture(params=GROUPED)
 def place(places: Callable[..., Place], request: pytest.FixtureRequest) -> Place:
     return places(request.param)
 

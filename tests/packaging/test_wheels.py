@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.wheel_builds import WheelOf
-from tests.packaging.workspace import VERSION, Distribution, distributions, project_files
+from tests.packaging.wheel_builds import GROUPED, WheelOf
+from tests.packaging.workspace import VERSION, Distribution, project_files
 
 pytestmark = pytest.mark.slow
 
+every_distribution = pytest.mark.parametrize("dist", GROUPED)
 
-@pytest.mark.parametrize("dist", distributions(), ids=str)
+
+@every_distribution
 def test_a_wheel_is_complete(dist: Distribution, wheel_of: WheelOf) -> None:
     with zipfile.ZipFile(wheel_of(dist)) as archive:
         names = set(archive.namelist())
@@ -26,7 +28,7 @@ def test_a_wheel_is_complete(dist: Distribution, wheel_of: WheelOf) -> None:
     assert {path.relative_to(dist.source.parent).as_posix() for path in sources} <= names
 
 
-@pytest.mark.parametrize("dist", distributions(), ids=str)
+@every_distribution
 def test_the_metadata_of_a_wheel_is_sound(dist: Distribution, wheel_of: WheelOf) -> None:
     metadata = read_metadata(wheel_of(dist))
     assert metadata["Name"] == dist.name

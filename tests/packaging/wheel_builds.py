@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.workspace import VERSION, Distribution
+from tests.packaging.workspace import VERSION, Distribution, distributions
 
 WheelOf = Callable[[Distribution], Path]
+
+GROUPED = [
+    pytest.param(dist, id=dist.name, marks=pytest.mark.xdist_group(dist.name))
+    for dist in distributions()
+]
+"""Cases of all distributions; those of one stay in one process, which builds its wheel."""
 
 
 @pytest.fixture(scope="session")
