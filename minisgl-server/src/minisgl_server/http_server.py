@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp
 
+from minisgl.workers.heap import settle_heap
 from minisgl_server.interrupts import EXIT_INTERRUPTED, Interrupts
 from minisgl_server.listener import Listener
 from minisgl_server.load_log import log_load
@@ -66,6 +67,7 @@ class HttpServer:
 
     def run(self) -> int:
         """Serve, drain, and return the exit code; that of an interrupt if one came before."""
+        settle_heap()
         asyncio.run(self._run())
         return self._exit_code
 

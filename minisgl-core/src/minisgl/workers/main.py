@@ -22,6 +22,7 @@ from minisgl.message.queues import PullQueue, PushQueue
 from minisgl.message.wire import wire_codec
 from minisgl.plugin.manager import PluginManager
 from minisgl.workers.contract import WorkerSpec
+from minisgl.workers.heap import settle_heap
 from minisgl.workers.logs import configure_logging
 from minisgl.workers.parent import die_with_parent, ignore_terminal_signals, watch_parent
 
@@ -51,6 +52,8 @@ def run_worker(spec: WorkerSpec, connection: Connection) -> None:
     codec = wire_codec()
 
     def report(message: WorkerReport) -> None:
+        if isinstance(message, ReadyMsg):
+            settle_heap()
         connection.send_bytes(codec.encode([message]))
 
     try:
